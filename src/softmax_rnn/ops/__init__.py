@@ -1,0 +1,1 @@
+"""Attention in its equivalent forms. ``reference`` is the specification; the other forms are compared with it."""

@@ -1,0 +1,139 @@
+"""exp attention on the CPU: one flash call that returns softmax output O and lse, with gradients for both.
+
+    A_t = sum_s exp(x_ts) v_s = O_t exp(lse_t)                                              (eq. 1, numerator)
+
+so every exp mechanism is this call and something pointwise. torch's CPU kernel gives lse but no gradient for it; its backward
+uses O only for the row sum delta_t = sum(dO_t * O_t), and the gradient of lse enters the scores as delta_t - dlse_t. So we
+hand it O'_t = O_t - (dlse_t / |dO_t|^2) dO_t in place of O_t, whose row sum is exactly that. (A row with dO_t = 0 has
+dlse_t = 0 here, because lse is only ever used as a factor on O.)
+
+The aten operators are private to torch: they are called nowhere else, and tests hold them to the dense reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+TILE = 256  # queries per call where a mask is needed: bounds its size to TILE x keys
+
+
+def _tiles(lo: Tensor, hi: Tensor) -> Iterator[tuple[slice, slice, slice, Tensor]]:
+    """(batch, queries, keys, mask): blocks of queries with the keys that any of them sees."""
+    rows = [slice(None)] if len(lo) == 1 else [slice(b, b + 1) for b in range(len(lo))]
+    for b in rows:
+        for i in range(0, lo.shape[1], TILE):
+            queries = slice(i, i + TILE)
+            first, last = lo[b, queries], hi[b, queries]
+            keys = slice(int(first.min()), max(int(last.max()), int(first.min())))
+            if keys.stop > keys.start:
+                j = torch.arange(keys.start, keys.stop, device=lo.device)
+                yield b, queries, keys, (j >= first[..., None]) & (j < last[..., None])
+
+
+def _additive(mask: Tensor | None, keep: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """The flash operator's mask: 0 or -inf, (B or 1, 1, queries or 1, keys)."""
+    if keep is not None:
+        mask = keep[:, None] if mask is None else mask & keep[:, None]
+    if mask is None:
+        return None
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)[:, None]
+
+
+def _heads_last(b: int, h: int, t: int, d: int, like: Tensor) -> Tensor:
+    # torch's kernel lays its output out as (B, T, H, D), which the following projection wants anyway.
+    return like.new_zeros(b, t, h, d).transpose(1, 2)
+
+
+@torch.library.custom_op("softmax_rnn::flash", mutates_args=())
+def _flash(
+    q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, lo: Tensor | None, hi: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    if lo is None or hi is None:
+        return _forward(q, k, v, 0.0, causal, attn_mask=_additive(None, keep, q.dtype), scale=scale)
+    out = _heads_last(*q.shape, like=q)
+    lse = q.new_zeros(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+    for b, i, j, mask in _tiles(lo, hi):
+        bias = _additive(mask, None if keep is None else keep[b, j], q.dtype)
+        o, s = _forward(q[b, :, i], k[b, :, j], v[b, :, j], 0.0, False, attn_mask=bias, scale=scale)
+        out[b, :, i], lse[b, :, i] = o, s
+    return out, lse
+
+
+@torch.library.custom_op("softmax_rnn::flash_backward", mutates_args=())
+def _flash_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    keep: Tensor | None, lo: Tensor | None, hi: Tensor | None, causal: bool, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    if lo is None or hi is None:
+        bias = _additive(None, keep, q.dtype)
+        return _backward(grad, q, k, v, out, lse, 0.0, causal, attn_mask=bias, scale=scale)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    dq, dk, dv = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))
+    for b, i, j, mask in _tiles(lo, hi):
+        bias = _additive(mask, None if keep is None else keep[b, j], q.dtype)
+        rows = (x[b, :, i] for x in (grad, q, out, lse))
+        g, q_, o, s = rows
+        parts = _backward(g, q_, k[b, :, j], v[b, :, j], o, s, 0.0, False, attn_mask=bias, scale=scale)
+        dq[b, :, i] += parts[0]
+        dk[b, :, j] += parts[1]
+        dv[b, :, j] += parts[2]
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+
+
+@_flash.register_fake
+def _(q, k, v, keep, lo, hi, causal, scale):  # type: ignore[no-untyped-def]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    b, h, t, d = q.shape
+    return q.new_empty(b, t, h, d).transpose(1, 2), q.new_empty((b, h, t), dtype=wide)
+
+
+@_flash_backward.register_fake
+def _(grad, q, k, v, out, lse, keep, lo, hi, causal, scale):  # type: ignore[no-untyped-def]
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, keep, lo, hi, ctx.causal, ctx.scale = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, *output, keep, lo, hi)
+
+
+def _with_lse_gradient(out: Tensor, grad: Tensor, dlse: Tensor) -> Tensor:
+    """O' with sum(dO * O') = sum(dO * O) - dlse."""
+    g = grad.to(dlse.dtype)
+    size = torch.linalg.vector_norm(g, dim=-1, keepdim=True)
+    size = torch.where(size > 0, size, torch.ones_like(size))
+    return (out - (dlse[..., None] / size) * (g / size)).to(out.dtype)
+
+
+def _grad(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+    q, k, v, out, lse, keep, lo, hi = ctx.saved_tensors
+    if dout is None:
+        return (None,) * 8
+    if dlse is not None:
+        out = _with_lse_gradient(out, dout, dlse)
+    grads = _flash_backward(dout, q, k, v, out, lse, keep, lo, hi, ctx.causal, ctx.scale)
+    return (*grads, None, None, None, None, None)
+
+
+_flash.register_autograd(_grad, setup_context=_setup)
+
+
+def flash(
+    q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, bounds: tuple[Tensor, Tensor] | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Softmax output (B, H, Tq, D) and lse (B, H, Tq) of the visible keys; rows that see none give 0 and 0.
+
+    ``bounds`` None: each query sees all keys, or with ``causal`` those up to its own index. Needs at least one key and as many
+    value as key channels.
+    """
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    lo, hi = (None, None) if bounds is None else bounds
+    return _flash(q, k, v, keep, lo, hi, causal, scale)

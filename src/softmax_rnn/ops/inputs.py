@@ -1,0 +1,157 @@
+"""Checks on what users pass to ``attention``: each answers with one sentence, before anything is computed."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import MechanismError
+from ..mechanism import Mechanism
+from ..norms import LEARNED
+from .state import KVState, State
+
+FORMS = ("auto", "parallel", "chunked", "recurrent", "reference")
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+class Dims(NamedTuple):
+    """Sizes by name."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    key_dim: int
+    value_dim: int
+
+
+def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> Dims:
+    """Ranks, dtypes, devices and the sizes that must agree."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise MechanismError(f"{name} must be a torch.Tensor, got {type(x).__name__}.")
+        if x.ndim != 4:
+            raise MechanismError(f"{name} must have shape (batch, heads, tokens, dim), got {tuple(x.shape)}.")
+    if not (q.dtype == k.dtype == v.dtype) or q.dtype not in DTYPES:
+        raise MechanismError(f"q, k and v must share one floating dtype, got {q.dtype}, {k.dtype} and {v.dtype}.")
+    if not (q.device == k.device == v.device):
+        raise MechanismError(f"q, k and v must be on one device, got {q.device}, {k.device} and {v.device}.")
+    B, H, Tq, D = q.shape
+    _, Hkv, Tk, E = v.shape
+    if k.shape != (B, Hkv, Tk, D) or v.shape[0] != B:
+        raise MechanismError(
+            f"k must have shape {(B, Hkv, Tk, D)} to go with q {tuple(q.shape)} and v {tuple(v.shape)}, got {tuple(k.shape)}."
+        )
+    if Hkv == 0 or H % Hkv:
+        raise MechanismError(f"The {H} query heads must be a multiple of the {Hkv} key/value heads.")
+    if D == 0 or E == 0:
+        raise MechanismError("The head dimension must be at least 1.")
+    return Dims(B, H, Hkv, Tq, Tk, D, E)
+
+
+def check_mechanism_arguments(m: Mechanism, dims: Dims, given: dict[str, Tensor | None]) -> None:
+    """Gates, exponent and norm weights: present if and only if the mechanism has the slot, and of the right shape."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_gate": (dims.batch, dims.kv_heads, dims.keys),
+        "output_gate": (dims.batch, dims.heads, dims.queries),
+        "length_exponent": (dims.heads,),
+        "norm_weight": (dims.value_dim,),
+        "norm_bias": (dims.value_dim,),
+    }
+    learned = {f"norm_{p}" for p in LEARNED[m.norm]} if m.norm else set()
+    for name, shape in shapes.items():
+        value = given[name]
+        if value is None:
+            if name in m.parameters:
+                raise MechanismError(f"The mechanism '{m}' needs {name}= of shape {shape}.")
+        elif name not in m.parameters and name not in learned:
+            raise MechanismError(f"The mechanism '{m}' has no use for {name}=; leave it out.")
+        elif tuple(value.shape) != shape:
+            raise MechanismError(f"{name} must have shape {shape}, got {tuple(value.shape)}.")
+
+
+def check_masks(dims: Dims, keep: Tensor | None, segments: Tensor | None) -> None:
+    """key_padding_mask must be bool (B, Tk), segment_ids whole numbers (B, T)."""
+    if keep is not None:
+        if keep.dtype != torch.bool:
+            raise MechanismError(f"key_padding_mask must be bool with True = keep, got {keep.dtype}.")
+        if tuple(keep.shape) != (dims.batch, dims.keys):
+            raise MechanismError(f"key_padding_mask must be {(dims.batch, dims.keys)}, got {tuple(keep.shape)}.")
+    if segments is not None:
+        if segments.is_floating_point() or segments.dtype == torch.bool or segments.is_complex():
+            raise MechanismError(f"segment_ids must be whole numbers, got {segments.dtype}.")
+        if dims.queries != dims.keys or tuple(segments.shape) != (dims.batch, dims.keys):
+            raise MechanismError(
+                f"segment_ids must be {(dims.batch, dims.keys)} and need as many queries as keys, "
+                f"got {tuple(segments.shape)} with {dims.queries} queries."
+            )
+
+
+def check_center(m: Mechanism, dims: Dims, center: Tensor | None) -> None:
+    """Centring multiplies all weights of a query by one number; something must cancel it."""
+    if center is None:
+        return
+    if not m.kernel.shiftable:
+        raise MechanismError(f"center= is for exp and its Taylor series; {m.kernel.text()} would become something else.")
+    if not m.cancels_scale:
+        raise MechanismError(f"center= changes the result of '{m}': only a plain Sum() or a vector norm cancels it.")
+    if tuple(center.shape) != (dims.kv_heads, dims.key_dim):
+        raise MechanismError(f"center must have shape {(dims.kv_heads, dims.key_dim)}, got {tuple(center.shape)}.")
+
+
+def check_form(m: Mechanism, form: str, causal: bool, state: State | None, chunk_size: int | None) -> None:
+    """The form exists and can compute this kernel."""
+    if chunk_size is not None and (not isinstance(chunk_size, int) or chunk_size < 1):
+        raise MechanismError(f"chunk_size must be a whole number >= 1 or None, got {chunk_size!r}.")
+    if form not in FORMS:
+        raise MechanismError(f"form must be one of {', '.join(FORMS)}, got {form!r}.")
+    if form == "chunked" and not m.kernel.finite:
+        raise MechanismError(f"{m.kernel.text()} has no finite recurrent state, so no chunked form: use form='parallel'.")
+    if form == "recurrent" and m.kernel.limit is not None:
+        raise MechanismError(f"A clamp on scores cannot be taken apart ({m.kernel.text()}): use form='parallel'.")
+    if form == "recurrent" and not causal:
+        raise MechanismError("The recurrent form goes forward in time: for causal=False use 'chunked' or 'parallel'.")
+    if state is not None and form != "auto":
+        keeps_kv = form in ("parallel", "reference") or not m.kernel.finite
+        if keeps_kv != isinstance(state, KVState):
+            raise MechanismError(f"A {type(state).__name__} cannot be continued in the {form} form: use form='auto'.")
+
+
+def check_state(m: Mechanism, dims: Dims, causal: bool, state: State | None, wanted: bool, centered: bool) -> None:
+    """The state belongs to this mechanism and these shapes; causal lengths fit."""
+    if (state is not None or wanted) and not causal:
+        raise MechanismError("A state streams a causal sequence: it needs causal=True.")
+    if causal and dims.queries != dims.keys:
+        if state is None:
+            raise MechanismError(
+                f"Causal attention of {dims.queries} queries over {dims.keys} keys needs a state with the earlier keys; "
+                "for cross-attention say causal=False."
+            )
+        if 0 < dims.keys < dims.queries:
+            raise MechanismError(f"With a state, {dims.queries} queries need as many new keys or none, got {dims.keys}.")
+    if state is None:
+        return
+    if not isinstance(state, State):
+        raise MechanismError(f"state must come from attention(..., return_state=True), got {type(state).__name__}.")
+    if state.mechanism != m:
+        raise MechanismError(f"The state belongs to '{state.mechanism}', not to '{m}'.")
+    if state.centered != centered:
+        raise MechanismError("The state was built " + ("with" if state.centered else "without") + " center=; stay with that.")
+    memory = state.value if isinstance(state, KVState) else state.moments  # type: ignore[attr-defined]
+    columns = dims.value_dim + (0 if isinstance(state, KVState) else int(m.denominator.needs_sum))
+    key_dim = state.key.shape[-1] if isinstance(state, KVState) else state.head_dim  # type: ignore[attr-defined]
+    if (memory.shape[0], memory.shape[1], memory.shape[-1], key_dim) != (dims.batch, dims.kv_heads, columns, dims.key_dim):
+        raise MechanismError(
+            f"The state is for batch {memory.shape[0]}, {memory.shape[1]} kv heads and key dim {key_dim}; the inputs have "
+            f"batch {dims.batch}, {dims.kv_heads} kv heads, key dim {dims.key_dim} and value dim {dims.value_dim}."
+        )
+
+
+def check_scale(scale: float | None) -> None:
+    """A finite number."""
+    if scale is not None and not (isinstance(scale, int | float) and math.isfinite(scale)):
+        raise MechanismError(f"scale must be a finite number or None, got {scale!r}.")

@@ -1,0 +1,129 @@
+"""Names for mechanisms: the paper's variants, families by order, and the names in the authors' code.
+
+Names are for the edges (command line, YAML, config.json); inside, a mechanism is a value. The authors' code has defects that
+their names here do not copy: ``softmax_taylor_80terms`` returns the unnormalised sum, and ``linear_cosine`` normalises over
+heads and scales per key. Loading their checkpoints can ask for the defects; nothing else does.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import warnings
+from collections.abc import Callable
+
+from .errors import MechanismError, MechanismWarning
+from .mechanism import Exp, Length, Linear, Mechanism, Power, Sum, Taylor, Unnormalised
+
+_C5 = Exp(clamp=5.0)
+
+
+def _presets() -> dict[str, Mechanism]:
+    m = Mechanism
+    return {
+        "softmax": m(Exp(), Sum()),
+        "norm": m(Exp(), Unnormalised(), norm="l2"),
+        "gate": m(_C5, Length(), output_gate="before_norm"),
+        "gate_nolength": m(_C5, Unnormalised(), output_gate="before_norm"),
+        "length": m(_C5, Length()),
+        "clamp_sum": m(_C5, Sum(min=1.0)),
+        "detach_sum": m(_C5, Sum(min=1.0, detach=True)),
+        "detach_sum_gate": m(_C5, Sum(detach=True, eps=1e-4), output_gate="before_norm"),
+        "in_gate": m(_C5, Length(), input_gate=True),
+        "in_out_gate": m(_C5, Length(), input_gate=True, output_gate="before_norm"),
+        "in_out_gate_layer": m(_C5, Length(), input_gate=True, output_gate="before_norm", norm="layer"),
+        "out_gate_layer": m(_C5, Length(), output_gate="before_norm", norm="layer"),
+        "in_gate_layer": m(_C5, Length(), input_gate=True, norm="layer"),
+        "layer_length": m(_C5, Length(), norm="layer"),
+        "rms_length": m(_C5, Length(), norm="rms"),
+        "rms": m(_C5, Unnormalised(), norm="rms"),
+        "norm_clamp": m(_C5, Unnormalised(), norm="l2"),
+        "norm_length": m(Exp(), Length(), norm="l2"),
+        "norm_pre_gate": m(Exp(), Length(), output_gate="before_norm", norm="l2"),
+        "norm_post_gate": m(Exp(), Length(), output_gate="after_norm", norm="l2"),
+        "relu_norm": m(Linear("relu", scaled=True), Unnormalised(), norm="l2"),
+        "relu_gate": m(Linear("relu", scaled=True, clamp=5.0), Length(), output_gate="before_norm"),
+        "linear_elu": m(Linear("elu"), Sum()),
+        "linear_relu": m(Linear("relu"), Sum(eps=1e-8)),
+        "linear_cosine": m(Linear("cosine"), Length(learned=True)),
+        "linear": m(Power(1), Unnormalised()),
+    }
+
+
+with warnings.catch_warnings():
+    # Some of the paper's variants contain a gate that cancels: that is what they are for.
+    warnings.simplefilter("ignore", MechanismWarning)
+    PRESETS = _presets()
+
+# taylor{N}, elu{N}, relu{N}, cosine{N}: the series to order N over its sum; with _norm, under an l2 norm.
+FAMILIES: dict[str, Callable[[int], Taylor | Linear]] = {
+    "taylor": Taylor,
+    "elu": lambda n: Linear("elu", order=n),
+    "relu": lambda n: Linear("relu", order=n),
+    "cosine": lambda n: Linear("cosine", order=n),
+}
+
+AUTHORS = {
+    "gated_softmax_no_gate_L2norm_nodivS_noclamp": "norm",
+    "softmax_divS_gate": "gate",
+    "softmax_divS_gatev2": "gate",
+    "gated_softmax_no_in_gate_no_norm": "gate",
+    "softmax_gate": "gate_nolength",
+    "softmax_divs": "length",
+    "gated_softmax_no_gate_no_norm": "length",
+    "softmax_clamp_denom": "clamp_sum",
+    "softmax_detach_denom": "detach_sum",
+    "softmax_detach_denom_gate": "detach_sum_gate",
+    "gated_softmax_no_out_gate_no_norm": "in_gate",
+    "gated_softmax_no_norm": "in_out_gate",
+    "gated_softmax": "in_out_gate_layer",
+    "gated_softmax_no_in_gate": "out_gate_layer",
+    "gated_softmax_no_out_gate": "in_gate_layer",
+    "gated_softmax_no_gate": "layer_length",
+    "gated_softmax_no_gate_rmsnorm": "rms_length",
+    "softmax_divS_norm": "rms_length",
+    "gated_softmax_no_gate_rmsnorm_nodivS": "rms",
+    "gated_softmax_no_gate_L2norm_nodivS": "norm_clamp",
+    "gated_softmax_out_gate_L2norm_nodivS_noclamp": "norm_pre_gate",
+    "gated_softmax_post_out_gate_L2norm_nodivS_noclamp": "norm_post_gate",
+    "gated_ReLU_no_gate_L2norm_nodivS_noclamp": "relu_norm",
+    "gated_relu_no_in_gate_no_norm": "relu_gate",
+}
+
+_FAMILY = re.compile(rf"({'|'.join(FAMILIES)})(\d{{1,3}})(_norm)?")
+
+
+def mechanism(name: str | Mechanism) -> Mechanism:
+    """The mechanism of that name, ours or the authors'; a ``Mechanism`` is passed through.
+
+    >>> print(mechanism("norm"))
+    l2( Σ exp(x) v )
+    >>> mechanism("taylor4") == Mechanism(Taylor(4), Sum())
+    True
+    """
+    if isinstance(name, Mechanism):
+        return name
+    if not isinstance(name, str):
+        raise MechanismError(f"A mechanism is a name or a Mechanism, got {type(name).__name__}.")
+    if name == "softmax_taylor_80terms":  # order 79 is odd, but its root lies near -22, beyond any score it is used for
+        return Mechanism(Taylor(79), Sum(), allow_signed=True)
+    name = AUTHORS.get(name, name)
+    if name in PRESETS:
+        return PRESETS[name]
+    family = _FAMILY.fullmatch(name)
+    if family:
+        kernel = FAMILIES[family[1]](int(family[2]))
+        return Mechanism(kernel, Unnormalised(), norm="l2") if family[3] else Mechanism(kernel, Sum())
+    raise MechanismError(_unknown(name))
+
+
+def mechanisms() -> dict[str, Mechanism]:
+    """Every preset by name; the families ``taylor{N}``, ``elu{N}``, ``relu{N}``, ``cosine{N}`` are not enumerated."""
+    return dict(PRESETS)
+
+
+def _unknown(name: str) -> str:
+    examples = [f"{f}{n}{suffix}" for f in FAMILIES for n in (2, 4, 10) for suffix in ("", "_norm")]
+    near = difflib.get_close_matches(name, [*PRESETS, *examples, *AUTHORS], n=3, cutoff=0.5)
+    hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(PRESETS)} and taylor{{N}}, elu{{N}}, ..."
+    return f"Unknown mechanism {name!r}: {hint}"
