@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable
 
 from .errors import MechanismError, MechanismWarning
-from .mechanism import Exp, Length, Linear, Mechanism, Power, Sum, Taylor, Unnormalised
+from .algebra import Exp, Length, Linear, Mechanism, Power, Sum, Taylor, Unnormalised
 
 _C5 = Exp(clamp=5.0)
 

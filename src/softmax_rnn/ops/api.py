@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .._shapes import Bool, Float, Int, checked
 from ..errors import MechanismError
-from ..mechanism import Mechanism
+from ..algebra import Mechanism
 from ..presets import mechanism as resolve
 from . import chunked, inputs, parallel, recurrent, reference
 from .cost import cheapest

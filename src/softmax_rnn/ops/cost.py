@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import MechanismError
-from ..mechanism import Mechanism
+from ..algebra import Mechanism
 from ..presets import mechanism as resolve
 from .chunked import default_chunk
 from .state import orders, state_rows

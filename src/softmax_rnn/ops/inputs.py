@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MechanismError
-from ..mechanism import Mechanism
+from ..algebra import Mechanism
 from ..norms import LEARNED
 from .state import KVState, State
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import MechanismError
 from ..features import symmetric_dim
 from ..kernels import Kernel
-from ..mechanism import Mechanism
+from ..algebra import Mechanism
 
 S = TypeVar("S", bound="State")
 

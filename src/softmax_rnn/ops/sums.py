@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..mechanism import Mechanism
+from ..algebra import Mechanism
 from ..norms import NORMS
 
 

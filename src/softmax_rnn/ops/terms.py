@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._shapes import Float, checked
 from ..errors import MechanismError
-from ..mechanism import Mechanism, Power, Unnormalised
+from ..algebra import Mechanism, Power, Unnormalised
 from .api import attention
 
 
