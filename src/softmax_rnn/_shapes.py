@@ -34,9 +34,9 @@ def checked(function: F) -> F:
     if not os.environ.get("SOFTMAX_RNN_CHECK_SHAPES"):
         return function
     from jaxtyping import jaxtyped
-    from typeguard import typechecked
+    from beartype import beartype
 
-    strict = jaxtyped(typechecker=typechecked)(function)
+    strict = jaxtyped(typechecker=beartype)(function)
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:

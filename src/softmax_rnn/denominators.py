@@ -87,8 +87,8 @@ class Sum(Denominator):
         assert weight_sum is not None
         total = weight_sum if self.min is None else weight_sum.clamp(min=self.min)
         total = total + self.eps if self.eps else total
-        # Rows without any key have total 0; they are set to 0 at the end, this keeps their gradient finite.
-        total = torch.where(count > 0, total, torch.ones_like(total))
+        # A sum of 0 means no weight at all (no key, or every kernel value 0): the numerator is 0, and so is the output.
+        total = torch.where(total != 0, total, torch.ones_like(total))
         return numerator / (total.detach() if self.detach else total)
 
     def factor(self, lse: Tensor, count: Tensor, exponent: Tensor | None) -> Tensor | None:

@@ -11,10 +11,9 @@ the monomials of degree n - 1 that begin with i or later, which are a contiguous
 previous one by d products of slices, no index is ever gathered.
 """
 
-from __future__ import annotations
-
 import functools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,19 +100,39 @@ def monomials_backward(x: Tensor, powers: list[Tensor], grads: list[Tensor]) -> 
     return dx + grads[1] if len(powers) > 1 else dx
 
 
-class _Monomials(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, n: int) -> Tensor:  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(x)
-        ctx.n = n
-        return monomials(x, n)[n]
+@torch.library.custom_op("softmax_rnn::symmetric_power", mutates_args=())
+def _symmetric_power(x: Tensor, n: int) -> Tensor:
+    weights = multiplicities(x.shape[-1], n).sqrt().to(x)
+    return (monomials(x.T.contiguous(), n)[n] * weights[:, None]).T.contiguous()
 
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def, override]
-        (x,) = ctx.saved_tensors
-        powers = monomials(x, ctx.n)
-        grads = [torch.zeros_like(p) for p in powers[:-1]] + [grad]
-        return monomials_backward(x, powers, grads), None
+
+@torch.library.custom_op("softmax_rnn::symmetric_power_backward", mutates_args=())
+def _symmetric_power_backward(grad: Tensor, x: Tensor, n: int) -> Tensor:
+    weights = multiplicities(x.shape[-1], n).sqrt().to(x)
+    x = x.T.contiguous()
+    powers = monomials(x, n)
+    grads = [torch.zeros_like(p) for p in powers[:-1]] + [grad.T * weights[:, None]]
+    return monomials_backward(x, powers, grads).T.contiguous()
+
+
+@_symmetric_power.register_fake
+def _(x, n):  # type: ignore[no-untyped-def]
+    return x.new_empty(len(x), symmetric_dim(x.shape[-1], n))
+
+
+@_symmetric_power_backward.register_fake
+def _(grad, x, n):  # type: ignore[no-untyped-def]
+    return torch.empty_like(x)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, ctx.n = inputs
+    ctx.save_for_backward(x)
+
+
+_symmetric_power.register_autograd(
+    lambda ctx, grad: (_symmetric_power_backward(grad, *ctx.saved_tensors, ctx.n), None), setup_context=_setup
+)
 
 
 @checked
@@ -125,7 +144,4 @@ def symmetric_power(x: Float[Tensor, "*batch d"], n: int) -> Float[Tensor, "*bat
     tensor([1.0000, 2.8284, 4.0000])
     """
     dim = symmetric_dim(x.shape[-1], n)
-    flat = x.reshape(-1, x.shape[-1]).T.contiguous()
-    powers = _Monomials.apply(flat, n)
-    weights = multiplicities(x.shape[-1], n).sqrt().to(x)
-    return (powers.T * weights).reshape(*x.shape[:-1], dim)
+    return _symmetric_power(x.reshape(-1, x.shape[-1]).contiguous(), n).reshape(*x.shape[:-1], dim)

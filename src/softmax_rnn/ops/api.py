@@ -3,8 +3,6 @@
     q, k, v -> centre, mask, input gate, feature map -> a form: numerator and denominator -> gates and norm
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,7 +29,7 @@ def attention(
     mechanism: str | Mechanism = "softmax",
     *,
     causal: bool = True,
-    scale: float | None = None,
+    scale: float | int | None = None,
     form: str = "auto",
     input_gate: Float[Tensor, "b hkv tk"] | None = None,
     output_gate: Float[Tensor, "b h tq"] | None = None,
@@ -200,7 +198,7 @@ class _Job:
             old = state.count[:, None, None, None]
             first = None if self.runs is None else (self.runs == 0)[:, None, :, None]
             count = count + (old if first is None or T == 0 else old * first)
-        last = count[:, 0, -1, 0].expand(B) if T else (state.count if state else count.new_zeros(B))
+        last = count[:, 0, -1, 0].expand(B) if T and count.shape[2] else (state.count if state else count.new_zeros(B))
         tokens = T + (state.tokens if state else 0)
         new = KroneckerState(
             self.mechanism, self.centered, self.segment, moments, last.clone(), self.q.shape[-1], tokens

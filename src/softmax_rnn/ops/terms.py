@@ -3,8 +3,6 @@
     A_t = sum_n A_t^n        A_t^n = 1/n! sum_s x_ts^n v_s
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch
@@ -24,7 +22,7 @@ def taylor_terms(
     orders: int | Iterable[int],
     *,
     causal: bool = True,
-    scale: float | None = None,
+    scale: float | int | None = None,
     key_padding_mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
     center: Tensor | None = None,

@@ -1,0 +1,95 @@
+"""Random attention problems, and the numbers that all forms must agree on."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+import softmax_rnn as sr
+
+# Every named preset, and members of each family (odd orders only where they are allowed).
+NAMES = [
+    *sr.mechanisms(), "taylor0", "taylor1_norm", "taylor2", "taylor3_norm", "taylor4", "elu0", "elu2", "elu3_norm",
+    "relu3", "relu2_norm", "cosine1", "cosine3", "cosine2_norm",
+]  # fmt: skip
+FINITE = [n for n in NAMES if sr.mechanism(n).kernel.finite]
+
+
+@dataclass
+class Problem:
+    """Sizes of a problem; ``arguments`` makes its tensors, always the same for the same seed."""
+
+    B: int = 2
+    H: int = 4
+    Hkv: int = 2
+    Tq: int = 13
+    Tk: int | None = None
+    D: int = 4
+    E: int = 3
+    dtype: torch.dtype = torch.float64
+    seed: int = 0
+    options: dict = field(default_factory=dict)
+
+    def arguments(self, mechanism, leaves=True):
+        m = sr.mechanism(mechanism)
+        g = torch.Generator().manual_seed(self.seed)
+        Tk = self.Tq if self.Tk is None else self.Tk
+
+        def draw(*shape):
+            x = torch.randn(*shape, dtype=torch.float64, generator=g).to(self.dtype)
+            return x.requires_grad_() if leaves else x
+
+        args = {"q": draw(self.B, self.H, self.Tq, self.D), "k": draw(self.B, self.Hkv, Tk, self.D)}
+        args["v"] = draw(self.B, self.Hkv, Tk, self.E)
+        # Gates are handed over after their sigmoid, as the layer does.
+        if m.input_gate:
+            args["input_gate"] = torch.sigmoid(draw(self.B, self.Hkv, Tk)).detach()
+        if m.output_gate:
+            args["output_gate"] = torch.sigmoid(draw(self.B, self.H, self.Tq)).detach()
+        if m.denominator.needs_exponent:
+            args["length_exponent"] = draw(self.H)
+        if m.norm in ("rms", "layer"):
+            args["norm_weight"] = draw(self.E)
+        if m.norm == "layer":
+            args["norm_bias"] = draw(self.E)
+        return {n: x.requires_grad_() if leaves else x for n, x in args.items()}
+
+
+def forms(name, causal=True):
+    """The forms other than the reference that can compute a mechanism."""
+    kernel = sr.mechanism(name).kernel
+    found = ["parallel"]
+    if kernel.finite:
+        found.append("chunked")
+    if kernel.limit is None and causal:
+        found.append("recurrent")
+    return found
+
+
+def outputs_and_gradients(name, problem, form, **options):
+    """The output and the gradient of a fixed random functional of it with respect to every floating argument."""
+    args = problem.arguments(name)
+    out = sr.attention(mechanism=name, form=form, **args, **problem.options, **options)
+    direction = torch.randn(out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(7)).to(out.dtype)
+    grads = torch.autograd.grad((out * direction).sum(), list(args.values()), allow_unused=True)
+    found = {"out": out.detach()}
+    for (arg, x), g in zip(args.items(), grads, strict=True):
+        found[f"d{arg}"] = torch.zeros_like(x) if g is None else g
+    return found
+
+
+def assert_same(found, expected, tolerance, common_scale=False):
+    """Every tensor within ``tolerance`` of the largest entry of the expected one.
+
+    ``common_scale``: of the largest entry of all. Gradients are differences of terms of that size, and where they cancel (with a
+    single key dq is exactly 0) nothing smaller can be asked of float32.
+    """
+    assert found.keys() == expected.keys()
+    sizes = {n: x.abs().max().item() if x.numel() else 0.0 for n, x in expected.items()}
+    for name, want in expected.items():
+        have = found[name]
+        assert have.shape == want.shape, name
+        if want.numel() == 0:
+            continue
+        size = max(max(sizes.values()) if common_scale else sizes[name], 1e-3)
+        error = (have - want).abs().max().item() / size
+        assert error <= tolerance, f"{name}: relative error {error:.2e}"

@@ -1,0 +1,45 @@
+"""Symmetric powers: appendix A, and declared size = real size."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import softmax_rnn as sr
+from softmax_rnn.features import multiplicities
+
+
+def kronecker_power(x, n):
+    out = torch.ones(1, dtype=x.dtype)
+    for _ in range(n):
+        out = torch.kron(out, x)
+    return out
+
+
+@given(d=st.integers(1, 6), n=st.integers(0, 5), seed=st.integers(0, 99))
+def test_inner_products_of_powers_are_powers_of_inner_products(d, n, seed):
+    a, b = torch.randn(2, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).unbind()
+    want = (a @ b) ** n
+    torch.testing.assert_close(sr.symmetric_power(a, n) @ sr.symmetric_power(b, n), want)
+    torch.testing.assert_close(kronecker_power(a, n) @ kronecker_power(b, n), want)
+
+
+@given(d=st.integers(1, 9), n=st.integers(0, 5))
+def test_declared_size_is_real_size(d, n):
+    x = torch.ones(2, 3, d)
+    assert sr.symmetric_power(x, n).shape == (2, 3, sr.symmetric_dim(d, n))
+
+
+@given(d=st.integers(1, 6), n=st.integers(0, 5))
+def test_every_factor_order_is_counted_once(d, n):
+    assert multiplicities(d, n).sum() == d**n
+
+
+def test_orders_together():
+    assert sum(sr.symmetric_dim(16, n) for n in range(3)) == 153  # C(16 + 2, 2)
+
+
+@pytest.mark.parametrize(("d", "n"), [(0, 1), (3, -1)])
+def test_impossible_sizes(d, n):
+    with pytest.raises(sr.MechanismError, match=f"d={d}, n={n}"):
+        sr.symmetric_dim(d, n)
