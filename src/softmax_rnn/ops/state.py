@@ -33,8 +33,11 @@ def state_rows(kernel: Kernel, d: int) -> int:
     return sum(symmetric_dim(d, n) for n in orders(kernel))
 
 
-def check_state_size(kernel: Kernel, d: int, columns: int, copies: int, limit: float = 2**33) -> None:
-    """Refuse a Kronecker state of more than ``limit`` bytes, and say what would fit."""
+def check_state_size(
+    kernel: Kernel, d: int, columns: int, copies: int, limit: float = 2**33,
+    otherwise: str = "form='parallel' keeps keys and values instead",
+) -> None:  # fmt: skip
+    """Refuse a Kronecker state of more than ``limit`` bytes, and say what would fit; ``otherwise`` is the caller's way out."""
     size = state_rows(kernel, d) * columns * 4 * copies
     if size <= limit:
         return
@@ -49,7 +52,7 @@ def check_state_size(kernel: Kernel, d: int, columns: int, copies: int, limit: f
     ways = [
         f"order {order} would fit" if order is not None else None,
         f"a head size of {head} would fit" if head is not None else None,
-        "form='parallel' keeps keys and values instead",
+        otherwise,
     ]
     raise MechanismError(
         f"The recurrent state of {kernel.text()} at head size {d} would take {_bytes(size)}, more than {_bytes(limit)}: "
@@ -103,6 +106,11 @@ class State:
         """Number of sequences."""
         return len(next(iter(self._tensors().values())))
 
+    @property
+    def tokens(self) -> int:
+        """How many tokens went in, padding included."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class KVState(State):
@@ -126,7 +134,12 @@ class KroneckerState(State):
     moments: Tensor
     count: Tensor
     head_dim: int
-    tokens: int
+    seen: int
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens went in, padding included."""
+        return self.seen
 
     def hidden(self, n: int) -> Tensor:
         """H^n, the hidden state of the n-th recurrent network: (B, Hkv, C(d + n - 1, n), E)."""
