@@ -41,7 +41,7 @@ def problems(draw, causal=None, dtype=torch.float64):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=12)
+@settings(max_examples=25)
 @given(problem=problems())
 def test_form_equals_reference(name, problem):
     expected = outputs_and_gradients(name, problem, "reference")

@@ -53,7 +53,7 @@ def masks(draw):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=8)
+@settings(max_examples=20)
 @given(cuts=st.lists(st.integers(0, T), max_size=4), masks=masks())
 def test_any_split_equals_the_whole(name, cuts, masks):
     args = {**Problem(Tq=T).arguments(name, leaves=False), **masks}

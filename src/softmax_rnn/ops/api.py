@@ -16,6 +16,7 @@ from ..presets import mechanism as resolve
 from . import chunked, inputs, parallel, recurrent, reference
 from .cost import cheapest
 from .kronecker import read, write
+from .precision import autocast, chosen_precision
 from .state import KroneckerState, KVState, State, check_state_size, state_rows
 from .sums import Sums, finish, needs_lse, with_ones
 from .visibility import Visibility
@@ -67,12 +68,11 @@ def attention(
     torch.Size([1, 2, 5, 4])
     """
     m = resolve(mechanism)
-    if torch.is_autocast_enabled(q.device.type):
-        low = torch.get_autocast_dtype(q.device.type)
-        q, k, v = (x.to(low) if x.dtype == torch.float32 else x for x in (q, k, v))
+    q, k, v = autocast(q, k, v)
     dims = inputs.check_qkv(q, k, v)
     extras = {"output_gate": output_gate, "norm_weight": norm_weight, "norm_bias": norm_bias, "length_exponent": length_exponent}
     inputs.check_mechanism_arguments(m, dims, {"input_gate": input_gate, **extras})
+    inputs.check_devices(q, {**extras, "input_gate": input_gate, "key_padding_mask": key_padding_mask, "segment_ids": segment_ids, "center": center})
     inputs.check_masks(dims, key_padding_mask, segment_ids)
     inputs.check_center(m, dims, center)
     inputs.check_scale(scale)
@@ -86,9 +86,10 @@ def attention(
         q = F.pad(q, (0, 0, dims.keys - queries, 0))
         if output_gate is not None:
             extras["output_gate"] = F.pad(output_gate, (dims.keys - queries, 0))
-    job = _prepare(m, q, k, v, causal, scale, form, input_gate, key_padding_mask, segment_ids, center, state)
-    sums, new_state, count = job.run(state, return_state, chunk_size)
-    out = finish(m, sums, count, dtype, may_be_empty=job.keep is not None or job.keys == 0, **extras)
+    with chosen_precision(q):
+        job = _prepare(m, q, k, v, causal, scale, form, input_gate, key_padding_mask, segment_ids, center, state)
+        sums, new_state, count = job.run(state, return_state, chunk_size)
+        out = finish(m, sums, count, dtype, may_be_empty=job.keep is not None or job.keys == 0, **extras)
     out = out[:, :, out.shape[2] - queries :]
     return (out, new_state) if return_state else out
 
@@ -254,7 +255,7 @@ def _runs(segments: Tensor | None, state: State | None, batch: int) -> tuple[Ten
     if segments is None or segments.shape[1] == 0:
         return None, None if state is None else state.segment
     segments = segments.long()
-    if state is None:
+    if state is None or state.tokens == 0:
         first = segments[:, :1]
     elif state.segment is None:
         raise MechanismError("The state was built without segment_ids; go on without them, or begin with them.")

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .kronecker import Features
+from .precision import chosen_precision
 from .weights import weights, weights_and_slopes
 
 BLOCK = 2**21  # numbers of query features made at once: bounds memory, and large enough to keep the cores busy
@@ -171,7 +172,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 
 def _grad(ctx: Any, grad: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
     q, k, v, state, runs = ctx.saved_tensors
-    grads = _chunked_backward(grad.contiguous(), dstate, q, k, v, state, runs, ctx.coefficients, ctx.chunk)
+    with chosen_precision(q):
+        grads = _chunked_backward(grad.contiguous(), dstate, q, k, v, state, runs, ctx.coefficients, ctx.chunk)
     return (*grads, None, None, None)
 
 

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .precision import chosen_precision
+
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -119,7 +121,8 @@ def _grad(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | 
         return (None,) * 8
     if dlse is not None:
         out = _with_lse_gradient(out, dout, dlse)
-    grads = _flash_backward(dout, q, k, v, out, lse, keep, lo, hi, ctx.causal, ctx.scale)
+    with chosen_precision(q):
+        grads = _flash_backward(dout, q, k, v, out, lse, keep, lo, hi, ctx.causal, ctx.scale)
     return (*grads, None, None, None, None, None)
 
 

@@ -74,6 +74,13 @@ def check_mechanism_arguments(m: Mechanism, dims: Dims, given: dict[str, Tensor 
             raise MechanismError(f"{name} must have shape {shape}, got {tuple(value.shape)}.")
 
 
+def check_devices(q: Tensor, given: dict[str, Tensor | None]) -> None:
+    """Everything on the device of the queries."""
+    for name, value in given.items():
+        if value is not None and value.device != q.device:
+            raise MechanismError(f"{name} is on {value.device}, q on {q.device}: move it there.")
+
+
 def check_masks(dims: Dims, keep: Tensor | None, segments: Tensor | None) -> None:
     """key_padding_mask must be bool (B, Tk), segment_ids whole numbers (B, T)."""
     if keep is not None:

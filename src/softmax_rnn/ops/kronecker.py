@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..features import monomials, monomials_backward, multiplicities, symmetric_dim
+from .precision import chosen_precision
 
 BLOCK = 2**21  # features made at once
 
@@ -125,11 +126,13 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _write_grad(ctx: Any, dstate: Tensor) -> tuple[Tensor | None, ...]:
-    return *_write_backward(dstate.contiguous(), *ctx.saved_tensors, ctx.coefficients), None
+    with chosen_precision(dstate):
+        return *_write_backward(dstate.contiguous(), *ctx.saved_tensors, ctx.coefficients), None
 
 
 def _read_grad(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return *_read_backward(grad.contiguous(), *ctx.saved_tensors, ctx.coefficients), None
+    with chosen_precision(grad):
+        return *_read_backward(grad.contiguous(), *ctx.saved_tensors, ctx.coefficients), None
 
 
 _write.register_autograd(_write_grad, setup_context=_save)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .precision import chosen_precision
 from .weights import weights, weights_and_slopes
 
 BLOCK = 128  # queries per tile
@@ -113,7 +114,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _grad(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     q, k, v, lo, hi = ctx.saved_tensors
-    grads = _tiled_backward(grad.contiguous(), q, k, v, lo, hi, ctx.causal, ctx.coefficients, ctx.limit)
+    with chosen_precision(q):
+        grads = _tiled_backward(grad.contiguous(), q, k, v, lo, hi, ctx.causal, ctx.coefficients, ctx.limit)
     return (*grads, None, None, None, None, None)
 
 

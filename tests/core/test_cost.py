@@ -1,0 +1,38 @@
+"""The cost model behind form="auto" and explain()."""
+
+import torch
+
+import softmax_rnn as sr
+
+
+def test_explain_says_what_auto_does():
+    e = sr.explain("taylor2", 1, 8, 16384, 16, 64)
+    assert e.choice == "chunked"
+    assert {c.form for c in e.costs} == {"parallel", "chunked", "recurrent"}
+    assert "<- auto" in str(e)
+    assert f"from T = {e.break_even:,}" in str(e)
+
+
+def test_break_even_is_where_the_choice_changes():
+    e = sr.explain("taylor2", 2, 4, 100, 8, 8)
+    assert sr.explain("taylor2", 2, 4, e.break_even, 8, 8).choice == "chunked"
+    assert sr.explain("taylor2", 2, 4, e.break_even - 1, 8, 8).choice == "parallel"
+
+
+def test_exp_has_one_form():
+    e = sr.explain("softmax", 1, 8, 2**20, 64, 64)
+    assert e.choice == "parallel"
+    assert e.break_even is None
+    assert "no finite recurrent state" in str(e)
+
+
+def test_a_state_too_large_to_win():
+    assert sr.explain("taylor10", 1, 8, 4096, 64, 64).choice == "parallel"
+
+
+def test_declared_state_is_the_real_state():
+    for name in ("taylor2", "taylor3_norm", "linear_elu", "linear"):
+        x = torch.zeros(2, 3, 5, 4)
+        _, state = sr.attention(x, x, x, name, return_state=True)
+        (chunked,) = (c for c in sr.explain(name, 2, 3, 5, 4, 4).costs if c.form == "chunked")
+        assert chunked.state_bytes == state.moments.numel() * 4
