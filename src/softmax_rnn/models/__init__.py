@@ -1,0 +1,35 @@
+"""Models: Llama with any mechanism, other people's models with another mechanism, and the authors' checkpoints.
+
+Importing this package registers ``SoftmaxRnnConfig`` and ``SoftmaxRnnForCausalLM`` with transformers' ``Auto`` classes.
+
+    masks.py      padding and packed documents, as ``attention`` wants them
+    attention.py  the layer: Llama's attention, except for one call
+    cache.py      a cache layer of constant size, for kernels that have a finite state
+    llama.py      the configuration and the language model
+    sizes.py      named sizes and their parameter counts
+    patch.py      swap the attention of a pretrained model
+    authors.py    checkpoints of the paper's own code
+    loading.py    one function that opens a folder, a run, a GGUF file or a name on the hub
+    generate.py   the command ``softmax-rnn generate``
+"""
+
+from .authors import load_authors
+from .cache import cache_bytes
+from .llama import SoftmaxRnnConfig, SoftmaxRnnForCausalLM
+from .loading import load_model, load_tokenizer, smollm2_path
+from .patch import patch, unpatch
+from .sizes import SIZES, parameter_count
+
+__all__ = [
+    "SIZES",
+    "SoftmaxRnnConfig",
+    "SoftmaxRnnForCausalLM",
+    "cache_bytes",
+    "load_authors",
+    "load_model",
+    "load_tokenizer",
+    "parameter_count",
+    "patch",
+    "smollm2_path",
+    "unpatch",
+]

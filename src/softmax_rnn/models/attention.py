@@ -1,0 +1,158 @@
+"""The layer: Llama's attention, except that ``softmax_rnn.attention`` computes it.
+
+    q, k, v = projections, RoPE                                      as Llama
+    v      := sigmoid(W_in h + b_in) * v                             input gate, per kv head        (App. E)
+    output  = attention(q, k, v, mechanism, output gate, norm, length exponent)
+
+Parameters beyond Llama's exist only where the mechanism asks for them, under the names of the authors' code: ``in_gate_proj``,
+``out_gate_proj`` (weights std 0.02 and biases 0, so that every gate starts at 1/2), ``out_norm`` (ones, zeros) and ``norm_const`` (the
+length exponent, 0.5: t ** sigmoid(0.5)).
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb
+
+from ..algebra import Mechanism
+from ..errors import MechanismError, MechanismWarning
+from ..norms import LEARNED
+from ..ops.api import attention
+from ..ops.state import KVState, check_state_size
+from . import masks
+from .cache import KroneckerLayer
+
+LENGTH_EXPONENT = 0.5
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, m: Mechanism, keep: Tensor | None, segments: Tensor | None = None, **options: Any
+) -> Tensor:
+    """Causal attention of the newest tokens, q (B, H, Tq, D), over all tokens so far, k and v (B, Hkv, Tk, ...) with Tk >= Tq."""
+    if q.shape[2] == k.shape[2]:
+        return attention(q, k, v, m, key_padding_mask=keep, segment_ids=segments, **options)
+    if q.shape[2] == 1:
+        return attention(q, k, v, m, key_padding_mask=keep, causal=False, **options)
+    # Several queries after a cache (a prompt in chunks): the keys become the state that attention continues, and none are new.
+    state = _as_state(k, v, m, keep, options.get("center"))
+    return attention(q, k[:, :, :0], v[:, :, :0], m, state=state, **options)
+
+
+def _as_state(k: Tensor, v: Tensor, m: Mechanism, keep: Tensor | None, center: Tensor | None) -> KVState:
+    """Keys and values as ``attention`` itself would remember them: centred, in full precision, mapped, 0 where padded."""
+    if center is not None:
+        k = k - center.to(k.dtype)[:, None]
+    if not m.kernel.exponential:
+        k = k.to(torch.promote_types(k.dtype, torch.float32))
+    k = m.kernel.map_vectors(k)
+    if keep is not None:
+        k, v = (x.masked_fill(~keep[:, None, :, None], 0.0) for x in (k, v))
+    return KVState(m, center is not None, None, k, v, keep, None)
+
+
+class SoftmaxRnnAttention(LlamaAttention):
+    """As ``LlamaAttention``, except for the mechanism and its parameters."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.mechanism: Mechanism = config.layer_mechanisms()[layer_idx]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MechanismWarning)  # given once already, when the mechanism was made
+            # The layer gates the values itself, before they go into a cache.
+            self.computed = replace(self.mechanism, input_gate=False)
+        hidden, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+        m, learned = self.mechanism, LEARNED[self.mechanism.norm] if self.mechanism.norm else ()
+        self.in_gate_proj = nn.Linear(hidden, kv_heads) if m.input_gate else None
+        self.out_gate_proj = nn.Linear(hidden, heads) if m.output_gate else None
+        self.out_norm: nn.LayerNorm | nn.RMSNorm | None = None
+        if learned:
+            self.out_norm = (nn.LayerNorm if "bias" in learned else nn.RMSNorm)(self.head_dim)
+        self.norm_const: nn.Parameter | None = None
+        if m.denominator.needs_exponent:
+            self.norm_const = nn.Parameter(torch.full((1, heads, 1, 1), LENGTH_EXPONENT))
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """As in the base class; ``attention_mask`` is as ``masks`` describes it."""
+        if kwargs.get("output_attentions"):
+            raise MechanismError(
+                "No T x T attention weights are ever made, so output_attentions=True has nothing to give."
+            )
+        assert position_embeddings is not None
+        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        q, k, v = (proj(hidden_states).view(shape).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
+        if self.in_gate_proj is not None:
+            v = v * self.in_gate_proj(hidden_states).sigmoid().mT[..., None]
+        q, k, v = self.adjust(q, k, v, past_key_values)
+        causal = kwargs.get("is_causal")
+        out = self.attend(q, k, v, attention_mask, past_key_values, causal is not False, self.options(hidden_states))
+        return self.o_proj(out.transpose(1, 2).reshape(*hidden_states.shape[:-1], -1)), None
+
+    def adjust(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
+        """A place for subclasses to change the vectors; here they stay as they are."""
+        return q, k, v
+
+    def options(self, hidden_states: Tensor) -> dict[str, Tensor | None]:
+        """What the mechanism wants beyond q, k and v."""
+        norm = self.out_norm
+        return {
+            "output_gate": None if self.out_gate_proj is None else self.out_gate_proj(hidden_states).sigmoid().mT,
+            "norm_weight": None if norm is None else norm.weight,
+            "norm_bias": getattr(norm, "bias", None),
+            "length_exponent": None if self.norm_const is None else self.norm_const.flatten(),
+        }
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        cache: Cache | None,
+        causal: bool,
+        options: dict[str, Any],
+    ) -> Tensor:
+        """Without a cache, with one that keeps keys and values, or with a state of constant size."""
+        keep, segments = masks.read(mask)
+        if not causal:
+            if cache is not None:
+                raise MechanismError("A cache is for causal attention: with is_causal=False say use_cache=False, too.")
+            return attention(
+                q, k, v, self.computed, causal=False, key_padding_mask=keep, segment_ids=segments, **options
+            )
+        if cache is None:
+            return attend(q, k, v, self.computed, keep, segments, **options)
+        layer = cache.layers[self.layer_idx] if self.layer_idx < len(cache.layers) else None
+        if not isinstance(layer, KroneckerLayer):
+            k, v = cache.update(k, v, self.layer_idx)
+            used = k.shape[2] if keep is None else keep.shape[1]  # a static cache has room for more
+            return attend(q, k[:, :, :used], v[:, :, :used], self.computed, keep, **options)
+        if layer.state is None:
+            self.check_state_size(q.shape[0])
+        new = None if keep is None else keep[:, -q.shape[2] :]
+        out, layer.state = attention(
+            q, k, v, self.computed, key_padding_mask=new, state=layer.state, return_state=True, **options
+        )
+        return out
+
+    def check_state_size(self, batch: int) -> None:
+        """Refuse states that would not fit, of all layers like this one together, before the first is made."""
+        copies = sum(m.kernel == self.mechanism.kernel for m in self.config.layer_mechanisms())
+        columns = self.head_dim + int(self.mechanism.denominator.needs_sum)
+        check_state_size(
+            self.mechanism.kernel, self.head_dim, columns, batch * self.config.num_key_value_heads * copies,
+            otherwise="past_key_values=DynamicCache() keeps keys and values instead",
+        )  # fmt: skip

