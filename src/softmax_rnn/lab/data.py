@@ -1,0 +1,177 @@
+"""From documents to batches: split by hash, tokenise once, then pack or pad.
+
+Split: a document goes to the test set if a seeded hash of its text falls below ``test_fraction``; equal documents stay together.
+Tokens: made once per corpus, split and tokenizer, and found again by the hash of all three (``tokens.py`` has the files).
+
+Batches: ``packed`` cuts the flat stream into rows of ``length`` tokens (the usual way to train language models: the end-of-text
+token is the only border, a row may hold parts of several documents, and nothing is padded or masked). ``documents`` is
+the paper's way: one document per row, truncated to ``length``, padded on the right to the longest of the batch, with the padding left
+out of the loss. Neither needs an attention mask: the padding comes after every token that counts, and attention is causal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from ..errors import UserError
+from .cache import cache_folder, locked
+from .corpora import open_corpus
+from .tokenizer import TokenizerConfig, fingerprint_of, load_tokenizer
+from .tokens import Tokens, open_tokens, write_tokens
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerFast
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which text, and how it is cut into batches.
+
+    Args:
+        source: a built-in corpus (stdlib, sotu, tunes, fineweb, slimpajama, pile), a file, folder or glob, or a hub name owner/dataset.
+        subset: the hub dataset's configuration, where it has several.
+        column: the field that holds the text, in .jsonl, .parquet and hub datasets.
+        length: tokens per row, at most.
+        batching: packed (rows of a continuous stream) or documents (one document per row, truncated and padded).
+        test_fraction: the share of documents held out.
+        split_seed: another seed, another split.
+        max_tokens: stop tokenising after so many; needed for hub datasets, which have no end.
+    """
+
+    source: str = "stdlib"
+    subset: str | None = None
+    column: str = "text"
+    length: int = 256
+    batching: Literal["packed", "documents"] = "packed"
+    test_fraction: float = 0.01
+    split_seed: int = 0
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.length < 2:
+            raise UserError(f"data.length must be at least 2, got {self.length}.")
+        if not 0 < self.test_fraction < 1:
+            raise UserError(f"data.test_fraction must be between 0 and 1, got {self.test_fraction}.")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise UserError(f"data.max_tokens must be positive, got {self.max_tokens}.")
+
+
+def is_test(text: str, fraction: float, seed: int) -> bool:
+    """True if the document belongs to the test set: decided by its text and the seed alone.
+
+    >>> is_test("a document", 0.0, 0), is_test("a document", 1.0, 0)
+    (False, True)
+    """
+    digest = hashlib.blake2b(
+        text.encode("utf-8", "surrogatepass"), digest_size=8, salt=seed.to_bytes(16, "little", signed=True)
+    )
+    return int.from_bytes(digest.digest(), "little") < fraction * 2**64
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run trains on."""
+
+    tokenizer: PreTrainedTokenizerFast
+    train: Rows
+    test: Rows
+    fingerprint: str
+    license: str
+
+
+def prepare(config: DataConfig, tokenizer: TokenizerConfig, *, quiet: bool = False) -> Prepared:
+    """Tokenizer and rows of a run, from the cache if they are there, else made now, with a progress bar."""
+    from .watch import tokenising_bar
+
+    corpus = open_corpus(config.source, config.subset, config.column)
+    if corpus.endless and config.max_tokens is None:
+        raise UserError(
+            f"{config.source} has no end: say how much of it to use, for example --data.max_tokens 100000000"
+        )
+    split_key = f"{corpus.fingerprint()} {config.test_fraction} {config.split_seed}"
+
+    def in_test(text: str) -> bool:
+        return is_test(text, config.test_fraction, config.split_seed)
+
+    def train_documents() -> Iterator[str]:
+        return (text for text in corpus.documents(0) if not in_test(text))
+
+    made = load_tokenizer(tokenizer, hashlib.sha256(split_key.encode()).hexdigest(), train_documents)
+    key = hashlib.sha256(f"1 {split_key} {config.max_tokens} {fingerprint_of(made)}".encode()).hexdigest()
+    folder = cache_folder("tokens") / key[:24]
+    with locked(folder):
+        if not folder.exists():
+            with tokenising_bar(corpus.name, config.max_tokens, quiet=quiet) as advance:
+                write_tokens(folder, corpus, made, in_test, config.max_tokens, advance)
+    train, test = (Rows(tokens, config.length, config.batching) for tokens in open_tokens(folder))
+    for split, rows in (("training", train), ("test", test)):
+        if len(rows) == 0:
+            raise UserError(
+                f"The {split} set of {config.source} is smaller than one row of {config.length} tokens: give more text, a smaller "
+                "data.length, or another data.test_fraction."
+            )
+    return Prepared(made, train, test, key, corpus.license)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one split: ``packed`` pieces of the stream, or ``documents``."""
+
+    tokens: Tokens
+    length: int
+    batching: str
+
+    def __len__(self) -> int:
+        return len(self.tokens.stream) // self.length if self.batching == "packed" else len(self.tokens.ends)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        if self.batching == "packed":
+            return self.tokens.stream[index * self.length : (index + 1) * self.length]
+        start = int(self.tokens.ends[index - 1]) if index else 0
+        return self.tokens.stream[start : min(int(self.tokens.ends[index]), start + self.length)]
+
+
+class Order:
+    """Rows in the order of training: item i is the same row whatever the number of processes, and after every restart.
+
+    Each epoch is a new permutation, seeded by (seed, epoch); the length is exactly what the run consumes.
+    """
+
+    def __init__(self, rows: Rows, count: int, seed: int) -> None:
+        self.rows, self.count, self.seed = rows, count, seed
+        self._epoch, self._permutation = -1, np.empty(0, np.int64)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        epoch, position = divmod(index, len(self.rows))
+        if epoch != self._epoch:
+            self._epoch, self._permutation = (
+                epoch,
+                np.random.default_rng([self.seed, epoch]).permutation(len(self.rows)),
+            )
+        return self.rows[int(self._permutation[position])]
+
+
+def collate(rows: list[np.ndarray], pad: int) -> dict[str, torch.Tensor]:
+    """Right-pad to the longest row; the labels of the padding are -100, which the loss leaves out.
+
+    >>> batch = collate([np.array([5, 6, 7]), np.array([8, 9])], pad=0)
+    >>> batch["input_ids"].tolist(), batch["labels"].tolist()
+    ([[5, 6, 7], [8, 9, 0]], [[5, 6, 7], [8, 9, -100]])
+    """
+    import torch
+
+    longest = max(len(row) for row in rows)
+    ids = np.full((len(rows), longest), pad, np.int64)
+    labels = np.full((len(rows), longest), -100, np.int64)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = labels[i, : len(row)] = row
+    return {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}

@@ -1,0 +1,230 @@
+"""The command ``softmax-rnn train``: from a configuration to a finished run, over as many sessions as it takes.
+
+softmax-rnn train --preset laptop --model.mechanism norm
+torchrun --nproc-per-node 2 -m softmax_rnn.lab.train --preset laptop --model.mechanism norm
+
+1 check everything that can be wrong, before anything is written
+2 open the folder: ours, unlocked, writable; find the newest whole checkpoint
+3 train from there
+4 say how it ended: done, stopped (and how to go on), diverged, or disk trouble (and what is safe)
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import UserError
+from .config import RunConfig, parse
+
+Ending = Literal["done", "stopped", "diverged", "failed"]
+EXIT_CODES: dict[str, int] = {"done": 0, "stopped": 130, "diverged": 1, "failed": 1}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a session ended, where the run is, and the sentence to print."""
+
+    ending: Ending
+    folder: Path
+    message: str
+
+
+def main(argv: list[str]) -> int:
+    """The command; returns its exit code."""
+    first = int(os.environ.get("RANK", "0")) == 0
+    try:
+        outcome = train(parse(argv))
+    except UserError:
+        if first:
+            raise
+        return 2
+    except KeyboardInterrupt:  # before training began: whatever was cached stays
+        print("Stopped before training began; the same command goes on.", file=sys.stderr)
+        return EXIT_CODES["stopped"]
+    if first:
+        print(outcome.message, file=sys.stdout if outcome.ending == "done" else sys.stderr)
+    return EXIT_CODES[outcome.ending]
+
+
+def train(config: RunConfig, *, quiet: bool = False) -> Outcome:
+    """Begin or continue a run.
+
+    >>> train(parse(["--preset", "tiny"])).ending  # doctest: +SKIP
+    'done'
+    """
+    from .folder import open_folder
+
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    first = int(os.environ.get("RANK", "0")) == 0
+    micro = micro_batch(config, world)
+    _check_tracker(config.run.tracker)
+    _quieten()
+    if config.run.threads is not None:
+        import torch
+
+        torch.set_num_threads(config.run.threads)
+
+    from .data import prepare
+    from .model import build_model
+
+    data = prepare(config.data, config.tokenizer, quiet=quiet or not first)
+    arguments = training_arguments(config, world, micro)
+    model = build_model(config.model, data.tokenizer, config.data.length, config.seed)
+    with open_folder(config, data.fingerprint, world, first) as opened:
+        if opened.finished:
+            return Outcome("done", config.folder, f"{config.folder} is already done.")
+        return _session(config, arguments, model, data, opened.checkpoint, quiet=quiet or not first)
+
+
+def micro_batch(config: RunConfig, world: int) -> int:
+    """How many rows one process computes at once; refused where the batch cannot be dealt out evenly."""
+    batch = config.train.batch
+    if batch % world:
+        raise UserError(f"train.batch {batch} cannot be dealt out evenly to {world} processes: change one of them.")
+    micro = config.run.micro_batch or batch // world
+    if (batch // world) % micro:
+        raise UserError(f"run.micro_batch {micro} must divide the {batch // world} rows of each process.")
+    if config.run.sharded and world == 1:
+        raise UserError(
+            "run.sharded needs several processes: start with torchrun --nproc-per-node N -m softmax_rnn.lab.train ..."
+        )
+    return micro
+
+
+def _check_tracker(tracker: str) -> None:
+    if tracker != "none" and importlib.util.find_spec(tracker) is None:
+        raise UserError(
+            f"--run.tracker {tracker} needs the package {tracker}: pip install {tracker}, or leave the option out."
+        )
+
+
+def _quieten() -> None:
+    """The progress bar and our sentences are the output; Hugging Face's chatter is not."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def training_arguments(config: RunConfig, world: int, micro: int) -> Any:
+    """Trainer's arguments. Making them joins the process group, if there is one."""
+    import torch
+    from transformers import TrainingArguments
+
+    t, run = config.train, config.run
+    on_cpu = run.device == "cpu" or not torch.cuda.is_available()
+    return TrainingArguments(
+        output_dir=str(config.folder),
+        run_name=config.folder.name,
+        max_steps=t.steps,
+        per_device_train_batch_size=micro,
+        per_device_eval_batch_size=micro,
+        gradient_accumulation_steps=t.batch // world // micro,
+        learning_rate=t.lr,
+        warmup_steps=t.warmup,
+        lr_scheduler_type="linear",
+        adam_beta1=t.beta1,
+        adam_beta2=t.beta2,
+        adam_epsilon=t.eps,
+        weight_decay=t.weight_decay,
+        max_grad_norm=config.clip,
+        bf16=t.precision == "bf16",
+        use_cpu=on_cpu,
+        logging_steps=t.log_every,
+        logging_nan_inf_filter=False,
+        eval_strategy="steps",
+        eval_steps=t.eval_every,
+        save_strategy="steps",
+        save_steps=run.save_every,
+        report_to=run.tracker,
+        disable_tqdm=True,
+        log_level="error",
+        seed=config.seed,
+        train_sampling_strategy="sequential",  # the data has the order of training already
+        remove_unused_columns=False,
+        dataloader_num_workers=run.workers,
+        dataloader_pin_memory=not on_cpu,
+        ddp_find_unused_parameters=False,
+    )
+
+
+def _session(config: RunConfig, arguments: Any, model: Any, data: Any, begin: Path | None, *, quiet: bool) -> Outcome:
+    from transformers import PrinterCallback
+
+    from . import sharding
+    from .checkpoint import checkpoints
+    from .data import Order, collate
+    from .recorder import Diverged, Recorder
+    from .trainer import Flow, RunTrainer, StorageError
+    from .watch import StopSignals, TrainingBar
+
+    if config.run.sharded:
+        sharding.shard(model.to(arguments.device))
+    folder, t = config.folder, config.train
+    recorder = Recorder(folder / "metrics.jsonl", config.run.patience, writes=arguments.process_index == 0)
+    with TrainingBar(folder.name, t.steps, quiet=quiet) as bar, StopSignals() as stop:
+        trainer = RunTrainer(
+            recorder=recorder,
+            bar=bar,
+            schedule_steps=t.schedule_steps or t.steps,
+            keep=config.run.keep,
+            sharded=config.run.sharded,
+            model=model,
+            args=arguments,
+            train_dataset=Order(data.train, t.steps * t.batch, config.seed),
+            eval_dataset=data.test,
+            data_collator=partial(collate, pad=data.tokenizer.pad_token_id),
+            processing_class=data.tokenizer,
+            callbacks=[Flow(bar, stop)],
+        )
+        trainer.remove_callback(PrinterCallback)
+        recorder.resume(begin)
+        try:
+            trainer.train(resume_from_checkpoint=None if begin is None else str(begin))
+            trainer.settle()
+            if recorder.progress.bad_steps:
+                raise Diverged
+        except Diverged:
+            recorder.write({"event": "diverged"})
+            bad = recorder.progress.bad_steps
+            text = (
+                f"{folder}: the loss has not been finite for {bad} steps, up to step {recorder.progress.step}; stopped."
+            )
+            return Outcome("diverged", folder, f"{text} {_last_good(checkpoints(folder))}")
+        except (StorageError, OSError) as error:
+            return Outcome(
+                "failed",
+                folder,
+                f"{folder}: {error}. {_last_good(checkpoints(folder))} Make room, then run the same command.",
+            )
+    if trainer.state.global_step < t.steps:
+        how = f"Stopped at step {trainer.state.global_step} of {t.steps} and saved. To go on: {command_line()}"
+        return Outcome("stopped", folder, how)
+    recorder.write({"event": "done"})
+    return Outcome("done", folder, f"{folder} is done: {t.steps} steps, {recorder.progress.tokens:,} tokens.")
+
+
+def _last_good(saved: list[Path]) -> str:
+    return f"The last good checkpoint is {saved[-1]}." if saved else "There is no checkpoint yet."
+
+
+def command_line() -> str:
+    """What was typed, to be typed again."""
+    import shlex
+
+    program = Path(sys.argv[0])
+    typed = ["softmax-rnn"] if program.name == "softmax-rnn" else ["python", "-m", "softmax_rnn.lab.train"]
+    return shlex.join([*typed, *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    from ..cli import main as cli
+
+    sys.exit(cli(["train", *sys.argv[1:]]))

@@ -1,0 +1,220 @@
+"""Hugging Face's ``Trainer``, except that checkpoints are atomic, metrics are ours, and the model may be sharded.
+
+What is overridden, and why:
+    training_step, log        every step's loss goes through the recorder; rows in metrics.jsonl instead of Trainer's own logs
+    evaluate                  the exact mean over the test set's tokens, the same for any number of processes
+    _save_checkpoint          into a temporary folder, then published in one rename
+    _save/_load_optimizer...  optimiser state by parameter name, so that a run can change its number of processes, or be sharded
+    save_model, _load_from... whole tensors in and out of a sharded model
+    create_scheduler          the decay may reach beyond the last step
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from . import checkpoint, sharding
+from .data import Rows, collate
+from .recorder import Recorder
+from .watch import StopSignals, TrainingBar
+
+
+class StorageError(Exception):
+    """A checkpoint or a row could not be written."""
+
+
+class RunTrainer(Trainer):
+    """As ``Trainer``, for one run folder."""
+
+    def __init__(
+        self, *, recorder: Recorder, bar: TrainingBar, schedule_steps: int, keep: int, sharded: bool, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.recorder, self.bar = recorder, bar
+        self.schedule_steps, self.keep, self.sharded = schedule_steps, keep, sharded
+        # Trainer's own switch for a model that reduces its gradients itself: prepare it, but do not wrap it in DDP.
+        self.is_distributed_loading_by_transformers = sharded
+        self._steps: list[Tensor] = []  # (loss, tokens) of this process, not yet with the recorder
+        self._open: Tensor | None = None  # of the step whose micro-batches are still coming
+        self._grad_norm: Any = None
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """The schedule's horizon instead of the number of steps."""
+        return super().create_scheduler(self.schedule_steps, optimizer)
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        """As ``Trainer``'s; what it returns is kept, without waiting for the device."""
+        tokens = inputs["labels"].ne(-100).sum()
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        pair = torch.stack([loss.double(), tokens.to(loss.device).double()])
+        self._open = pair if self._open is None else self._open + pair
+        if self.accelerator.sync_gradients:
+            self._steps.append(self._open)
+            self._open = None
+        return loss
+
+    def settle(self) -> None:
+        """Hand the kept steps to the recorder, averaged over the processes."""
+        if not self._steps:
+            return
+        pairs = torch.stack(self._steps)
+        self._steps = []
+        if self.args.world_size > 1:
+            dist.all_reduce(pairs)
+        pairs[:, 0] /= self.args.world_size
+        self.recorder.add([(loss, int(tokens)) for loss, tokens in pairs.tolist()])
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Turn Trainer's logs into rows; the trackers get the same rows."""
+        if "loss" in logs:
+            self.settle()
+            row = self.recorder.train_row(learning_rate=logs["learning_rate"], grad_norm=float(logs["grad_norm"]))
+        elif "eval_loss" in logs:
+            row = self.recorder.test_row(logs["eval_loss"])
+        else:
+            return
+        self.bar.row(row)
+        super().log({k: v for k, v in row.items() if k != "step" and v is not None})
+
+    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
+        """As ``Trainer``'s, timed: the share of time spent waiting for data is a metric."""
+        began = time.monotonic()
+        try:
+            return super().get_batch_samples(epoch_iterator, num_batches, device)
+        finally:
+            self.recorder.waited += time.monotonic() - began
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Not counted: it would walk over all parameters in every step."""
+        return 0
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        self._grad_norm = sharding.whole(super()._get_grad_norm(model, grad_norm))
+        return self._grad_norm
+
+    @torch.no_grad()
+    def evaluate(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
+        """Mean loss per token of the test set. Every process takes every n-th batch; all make the same number of calls."""
+        self.settle()
+        size, world, rank = self.args.eval_batch_size, self.args.world_size, self.args.process_index
+        total = torch.zeros(2, dtype=torch.float64, device=self.args.device)
+        model, test = self.model, self.eval_dataset
+        assert isinstance(test, Rows)
+        model.eval()
+        for start in range(0, len(test), size * world):
+            mine = range(start + rank * size, min(start + (rank + 1) * size, len(test)))
+            batch = collate([test[i] for i in mine or [0]], pad=0)
+            batch = {name: tensor.to(self.args.device) for name, tensor in batch.items()}
+            loss = model(**batch, num_items_in_batch=1).loss  # the sum over tokens
+            if mine:
+                total += torch.stack([loss.double(), batch["labels"][:, 1:].ne(-100).sum().double()])
+        if world > 1:
+            dist.all_reduce(total)
+        metrics = {f"{metric_key_prefix}_loss": (total[0] / total[1]).item()}
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(Path(self.args.output_dir) / checkpoint.SAVING)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        self.settle()
+        if self.recorder.progress.bad_steps or not torch.isfinite(torch.as_tensor(self._grad_norm)):
+            return  # the weights may be lost already: keep the last good checkpoint
+        run, name = Path(self.args.output_dir), f"checkpoint-{self.state.global_step}"
+        with _storage_errors(run / name):
+            if self.args.should_save:
+                checkpoint.clean(run)
+                (run / checkpoint.SAVING / name).mkdir(parents=True)
+            self._barrier()
+            super()._save_checkpoint(model, trial)
+            self._barrier()
+            if self.args.should_save:
+                (run / checkpoint.SAVING / name / "training_args.bin").unlink(missing_ok=True)  # config.yaml says it
+                self.recorder.save(run / checkpoint.SAVING / name)
+                checkpoint.publish(run, name)
+                checkpoint.prune(run, self.keep)
+            self._barrier()
+
+    def _barrier(self) -> None:
+        if self.args.world_size > 1:
+            dist.barrier()
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As ``Trainer``'s, with the parameters of a sharded model gathered first."""
+        if not self.sharded:
+            return super().save_model(output_dir, _internal_call)
+        state = sharding.whole_model_state(self.model)
+        if self.args.should_save:
+            self._save(output_dir, state_dict=state)
+        return None
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        if self.sharded:
+            sharding.load_model_state(self.model, Path(resume_from_checkpoint))
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        state = sharding.whole_optimizer_state(self.model, self.optimizer.optimizer)
+        if self.args.should_save:
+            torch.save(state, Path(output_dir) / "optimizer.pt")
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / "scheduler.pt")
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        sharding.load_optimizer_state(self.model, self.optimizer.optimizer, Path(checkpoint) / "optimizer.pt")
+        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / "scheduler.pt", weights_only=True))
+
+
+@contextlib.contextmanager
+def _storage_errors(target: Path) -> Iterator[None]:
+    """Whatever the writers raise when a disk is full or gone, as one error that names the place."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        text = str(error).splitlines()[0]
+        if isinstance(error, RuntimeError) and not ("write" in text or "Writer" in text or "file" in text):
+            raise
+        raise StorageError(f"cannot write {target}: {text}") from error
+
+
+class Flow(TrainerCallback):
+    """When to log, save and stop beyond Trainer's regular intervals, and the progress bar."""
+
+    def __init__(self, bar: TrainingBar, stop: StopSignals) -> None:
+        self.bar, self.stop = bar, stop
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        """The last step is logged too; a request to stop saves first."""
+        self.bar.step(state.global_step)
+        if state.global_step >= state.max_steps:
+            control.should_log = True
+        elif self._asked(args, state):
+            control.should_save = control.should_training_stop = True
+        return control
+
+    def _asked(self, args: TrainingArguments, state: TrainerState) -> bool:
+        """Processes must agree on the step to stop at; they ask one another whenever a row is written."""
+        if args.world_size == 1:
+            return self.stop.asked
+        if state.global_step % state.logging_steps:
+            return False
+        asked = torch.tensor(float(self.stop.asked), device=args.device)
+        dist.all_reduce(asked)
+        return bool(asked > 0)
