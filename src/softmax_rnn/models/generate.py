@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from typing import Any
@@ -32,6 +33,7 @@ def main(argv: list[str]) -> int:
     args = parser().parse_args(argv)
     if args.max_new_tokens < 1 or args.temperature < 0 or args.top_k < 1 or (args.chunk is not None and args.chunk < 1):
         raise UserError("--max-new-tokens, --top-k and --chunk must be at least 1, --temperature at least 0.")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is first imported: no progress bars between the words
     import torch
     from transformers import TextStreamer
     from transformers.utils import logging
