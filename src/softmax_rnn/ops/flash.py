@@ -109,10 +109,10 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 
 def _with_lse_gradient(out: Tensor, grad: Tensor, dlse: Tensor) -> Tensor:
     """O' with sum(dO * O') = sum(dO * O) - dlse."""
-    g = grad.to(dlse.dtype)
-    size = torch.linalg.vector_norm(g, dim=-1, keepdim=True)
+    g, o = grad.to(dlse.dtype), out.to(dlse.dtype)
+    size = torch.linalg.vector_norm(g, dim=-1)
     size = torch.where(size > 0, size, torch.ones_like(size))
-    return (out - (dlse[..., None] / size) * (g / size)).to(out.dtype)
+    return torch.addcmul(o, (dlse / size / size)[..., None], g, value=-1).to(out.dtype)
 
 
 def _grad(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
