@@ -74,7 +74,10 @@ def costs(
 
 def cheapest(m: Mechanism, B: int, H: int, Tq: int, D: int, E: int, Hkv: int, Tk: int, causal: bool) -> str:
     """The form with the smallest estimate."""
-    return min(costs(m, B, H, Tq, D, E, Hkv, Tk, causal), key=lambda c: c.estimate).form
+    best, *others = costs(m, B, H, Tq, D, E, Hkv, Tk, causal)
+    for cost in others:  # min(..., key=...) says the same, but torch.compile cannot trace it
+        best = cost if cost.estimate < best.estimate else best
+    return best.form
 
 
 @dataclass(frozen=True)
