@@ -48,9 +48,9 @@ def _additive(mask: Tensor | None, keep: Tensor | None, dtype: torch.dtype) -> T
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)[:, None]
 
 
-def _heads_last(b: int, h: int, t: int, d: int, like: Tensor) -> Tensor:
-    # torch's kernel lays its output out as (B, T, H, D), which the following projection wants anyway.
-    return like.new_zeros(b, t, h, d).transpose(1, 2)
+def _heads_last(like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Zeros in the layout in which torch's kernel gives lse and gradients: (B, T, H, ...) seen as (B, H, T, ...)."""
+    return torch.zeros_like(like.transpose(1, 2), dtype=dtype, memory_format=torch.contiguous_format).transpose(1, 2)
 
 
 @torch.library.custom_op("softmax_rnn::flash", mutates_args=())
@@ -59,8 +59,7 @@ def _flash(
 ) -> tuple[Tensor, Tensor]:
     if lo is None or hi is None:
         return _forward(q, k, v, 0.0, causal, attn_mask=_additive(None, keep, q.dtype), scale=scale)
-    out = _heads_last(*q.shape, like=q)
-    lse = q.new_zeros(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+    out, lse = torch.zeros_like(q), _heads_last(q[..., 0], torch.promote_types(q.dtype, torch.float32))
     for b, i, j, mask in _tiles(lo, hi):
         bias = _additive(mask, None if keep is None else keep[b, j], q.dtype)
         o, s = _forward(q[b, :, i], k[b, :, j], v[b, :, j], 0.0, False, attn_mask=bias, scale=scale)
@@ -77,7 +76,7 @@ def _flash_backward(
         bias = _additive(None, keep, q.dtype)
         return _backward(grad, q, k, v, out, lse, 0.0, causal, attn_mask=bias, scale=scale)
     wide = torch.promote_types(q.dtype, torch.float32)
-    dq, dk, dv = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))
+    dq, dk, dv = (_heads_last(x, wide) for x in (q, k, v))
     for b, i, j, mask in _tiles(lo, hi):
         bias = _additive(mask, None if keep is None else keep[b, j], q.dtype)
         rows = (x[b, :, i] for x in (grad, q, out, lse))
@@ -91,14 +90,12 @@ def _flash_backward(
 
 @_flash.register_fake
 def _(q, k, v, keep, lo, hi, causal, scale):  # type: ignore[no-untyped-def]
-    wide = torch.promote_types(q.dtype, torch.float32)
-    b, h, t, d = q.shape
-    return q.new_empty(b, t, h, d).transpose(1, 2), q.new_empty((b, h, t), dtype=wide)
+    return torch.empty_like(q), _heads_last(q[..., 0], torch.promote_types(q.dtype, torch.float32))
 
 
 @_flash_backward.register_fake
 def _(grad, q, k, v, out, lse, keep, lo, hi, causal, scale):  # type: ignore[no-untyped-def]
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    return tuple(_heads_last(x, x.dtype) for x in (q, k, v))
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -1,0 +1,78 @@
+"""The package as installed: light to import, a command line that answers, examples in docstrings that run."""
+
+import doctest
+import importlib
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import softmax_rnn as sr
+from softmax_rnn.cli import COMMANDS, main
+
+MODULES = [m.name for m in pkgutil.walk_packages(sr.__path__, "softmax_rnn.") if "__main__" not in m.name]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples_run(name):
+    import torch
+
+    torch.manual_seed(0)
+    results = doctest.testmod(importlib.import_module(name))
+    assert results.failed == 0
+
+
+def test_importing_needs_torch_alone():
+    code = "import softmax_rnn as sr, sys; sr.attention; print([m for m in ('transformers', 'datasets', 'matplotlib', 'rich') if m in sys.modules])"
+    env = {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=env)
+    assert done.stdout.strip() == "[]"
+
+
+def test_help_does_not_import_torch():
+    code = "import sys; from softmax_rnn.cli import main; main(['--help']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip().endswith("False")
+
+
+def test_help_names_every_command(capsys):
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {name} " in out for name in COMMANDS)
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"softmax-rnn {sr.__version__}\n"
+
+
+def test_an_unknown_command_is_one_line_and_code_2(capsys):
+    assert main(["trian"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_public_names():
+    assert sr.__all__ == sorted(sr.__all__)
+    for name in sr.__all__:
+        assert name in dir(sr)
+    with pytest.raises(AttributeError, match="no attribute 'attend'"):
+        sr.attend  # noqa: B018
+
+
+def test_list_shows_every_preset(capsys):
+    assert main(["list"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in sr.mechanisms())
+
+
+def test_list_shows_sizes(capsys):
+    assert main(["list", "--sizes"]) == 0
+    out = capsys.readouterr().out
+    assert "small" in out
+    assert "large" in out
+
+
+def test_list_without_runs(capsys, tmp_path):
+    assert main(["list", "--runs", str(tmp_path)]) == 0
+    assert "no runs" in capsys.readouterr().out
