@@ -111,7 +111,10 @@ def dense(attention_type, tensors, ids):
 
         def forward(hidden_states, position_embeddings, **_):
             B, T, _ = hidden_states.shape
-            q, k, v = (p(hidden_states).view(B, T, HEADS, DIM).transpose(1, 2) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+            q, k, v = (
+                p(hidden_states).view(B, T, HEADS, DIM).transpose(1, 2)
+                for p in (layer.q_proj, layer.k_proj, layer.v_proj)
+            )
             q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
             gates = {n: F.linear(hidden_states, own[f"{n}.weight"], own[f"{n}.bias"]).sigmoid().mT[..., None]
                      for n in ("in_gate_proj", "out_gate_proj") if f"{n}.weight" in own}  # fmt: skip
@@ -143,7 +146,13 @@ def dense(attention_type, tensors, ids):
 
 
 def test_every_type_is_tested():
-    assert set(TYPES) == set(AUTHORS) | {"softmax", "linear_elu", "linear_relu", "linear_cosine", "softmax_taylor_80terms"}
+    assert set(TYPES) == set(AUTHORS) | {
+        "softmax",
+        "linear_elu",
+        "linear_relu",
+        "linear_cosine",
+        "softmax_taylor_80terms",
+    }
     assert set(TYPES) <= set(FORMULAS)
 
 
@@ -179,7 +188,9 @@ def test_a_shared_switch_changes_nothing_elsewhere(tmp_path, ids):
 
 def test_load_model_recognises_them(tmp_path, ids):
     tensors = write(tmp_path, "linear_elu")
-    torch.testing.assert_close(load_model(tmp_path).double()(ids).logits, dense("linear_elu", tensors, ids), atol=1e-8, rtol=1e-8)
+    torch.testing.assert_close(
+        load_model(tmp_path).double()(ids).logits, dense("linear_elu", tensors, ids), atol=1e-8, rtol=1e-8
+    )
 
 
 def test_torch_files_shards_and_prefixes(tmp_path, ids):
@@ -237,7 +248,11 @@ def test_damaged_or_missing_files_get_one_sentence(tmp_path):
     sentence(tmp_path, sr.UserError, "lacks .* tensors that 'softmax' needs, among them lm_head.weight")
     write(tmp_path, "softmax_gate")
     (tmp_path / "config.json").write_text(json.dumps({**FIELDS, "attention_type": "softmax"}))
-    sentence(tmp_path, sr.UserError, "4 tensors that 'softmax' does not use, among them model.layers.0.self_attn.out_gate_proj.bias")
+    sentence(
+        tmp_path,
+        sr.UserError,
+        "4 tensors that 'softmax' does not use, among them model.layers.0.self_attn.out_gate_proj.bias",
+    )
     write(tmp_path, "softmax", vocab_size=50)
     sentence(tmp_path, sr.UserError, "has shape")
     write(tmp_path, "softmax", num_attention_heads=5)

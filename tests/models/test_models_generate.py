@@ -111,7 +111,9 @@ def test_a_plain_forward_makes_no_cache(make, ids):
 def test_a_state_that_does_not_fit_says_what_would(make, ids):
     model = make("taylor12", hidden_size=128, num_attention_heads=2, num_key_value_heads=2)
     model(ids)  # the parallel form needs no state
-    with pytest.raises(sr.MechanismError, match=r"head size 64 would take .* order \d+ would fit, a head size of \d+ would fit") as error:
+    with pytest.raises(
+        sr.MechanismError, match=r"head size 64 would take .* order \d+ would fit, a head size of \d+ would fit"
+    ) as error:
         model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2)
     assert "\n" not in str(error.value)
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, past_key_values=DynamicCache())

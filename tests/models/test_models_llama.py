@@ -115,7 +115,9 @@ def test_a_gate_that_cancels_warns_once_not_at_every_load(make, tmp_path):
 
 def test_initialisation(small):
     torch.manual_seed(0)
-    config = SoftmaxRnnConfig(**{**small, "hidden_size": 256, "num_attention_heads": 16}, mechanism=["in_out_gate_layer", "linear_cosine"])
+    config = SoftmaxRnnConfig(
+        **{**small, "hidden_size": 256, "num_attention_heads": 16}, mechanism=["in_out_gate_layer", "linear_cosine"]
+    )
     model = SoftmaxRnnForCausalLM(config)
     gated, cosine = (layer.self_attn for layer in model.model.layers)
     for linear in (gated.q_proj, gated.o_proj, gated.in_gate_proj, gated.out_gate_proj, model.lm_head):
@@ -131,9 +133,9 @@ def test_initialisation(small):
 
 def test_parameters_only_where_the_mechanism_wants_them(make):
     def extra(name):
-        return {n.rsplit("layers.0.self_attn.")[-1] for n, _ in make(name).named_parameters() if "layers.0.self_attn" in n} - {
-            f"{p}_proj.weight" for p in "qkvo"
-        }
+        return {
+            n.rsplit("layers.0.self_attn.")[-1] for n, _ in make(name).named_parameters() if "layers.0.self_attn" in n
+        } - {f"{p}_proj.weight" for p in "qkvo"}
 
     assert extra("softmax") == extra("norm") == extra("taylor2") == set()
     assert extra("gate") == {"out_gate_proj.weight", "out_gate_proj.bias"}

@@ -59,7 +59,12 @@ ENCODERS = {
     "xlm_roberta": (XLMRobertaModel, XLMRobertaConfig, ENCODER),
     "electra": (ElectraModel, ElectraConfig, {**ENCODER, "embedding_size": 32}),
 }
-PLAIN = [name for name, m in sr.mechanisms().items() if not m.parameters] + ["taylor2", "taylor3_norm", "elu2", "cosine2_norm"]
+PLAIN = [name for name, m in sr.mechanisms().items() if not m.parameters] + [
+    "taylor2",
+    "taylor3_norm",
+    "elu2",
+    "cosine2_norm",
+]
 
 
 def build(family, **changes):
@@ -113,7 +118,9 @@ def test_softmax_changes_nothing_packed(family, ids):
     close(result(sr.patch(model, "softmax"), ids, **inputs), before)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"prefill_chunk_size": 4}, {"cache_implementation": "static"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"num_beams": 3}, {"prefill_chunk_size": 4}, {"cache_implementation": "static"}], ids=str
+)
 @pytest.mark.parametrize("family", DECODERS)
 def test_softmax_generates_the_same(family, ids, left_padding, options):
     model = build(family)

@@ -110,7 +110,9 @@ class SoftmaxRnnForCausalLM(LlamaForCausalLM):
         super().__init__(config)
         for index, layer in enumerate(self.model.layers):
             layer.self_attn = _attention_class(config, index)(config, index)
-        self.generation_config.use_cache = True  # transformers would take it from the config, where it is about forward passes
+        self.generation_config.use_cache = (
+            True  # transformers would take it from the config, where it is about forward passes
+        )
         self.post_init()
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
