@@ -24,7 +24,8 @@ def main() -> None:
     if args.model == "tiny":
         torch.manual_seed(0)
         model = LlamaForCausalLM(LlamaConfig(
-            vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2,
         ))  # fmt: skip
         ids = torch.tensor([list(TEXT.encode())])
     else:

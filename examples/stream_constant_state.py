@@ -15,8 +15,8 @@ def bytes_while_reading(mechanism: str, lengths: list[int]) -> list[int]:
     """Read a stream of tokens piece by piece; what the cache holds at each of the given lengths."""
     torch.manual_seed(0)
     model = SoftmaxRnnForCausalLM(SoftmaxRnnConfig(
-        mechanism=mechanism, vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=8,
-        max_position_embeddings=max(lengths),
+        mechanism=mechanism, vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=8, max_position_embeddings=max(lengths),
     )).eval()  # fmt: skip
     cache, seen, found = None, 0, []
     for length in lengths:

@@ -1,6 +1,6 @@
 """Tiny models and inputs for the tests of ``softmax_rnn.models``."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,10 +24,9 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def _quiet_and_seeded() -> Iterator[None]:
+def _quiet_and_seeded() -> None:
     logging.set_verbosity_error()
     torch.manual_seed(0)
-    yield
 
 
 @pytest.fixture

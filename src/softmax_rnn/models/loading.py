@@ -1,4 +1,4 @@
-"""Opening models, wherever they are: a Hugging Face folder, one of our runs, the authors' folder, a GGUF file, or a name on the hub.
+"""Opening models: a Hugging Face folder, one of our runs, the authors' folder, a GGUF file, or a name on the hub.
 
 Whatever goes wrong is one sentence: nothing there, a damaged file, no network.
 """
@@ -20,7 +20,9 @@ from ..errors import MechanismError, UserError
 
 
 def load_model(path: str | Path, **options: Any) -> PreTrainedModel:
-    """A causal language model from a folder, a run (its last checkpoint), a GGUF file or the hub; ``options`` go to ``from_pretrained``.
+    """A causal language model from a folder, a run (its last checkpoint), a GGUF file or the hub.
+
+    ``options`` go to transformers' ``from_pretrained``.
 
     >>> model = load_model("runs/norm-nano")  # doctest: +SKIP
     >>> model = load_model(smollm2_path())  # doctest: +SKIP
@@ -41,15 +43,15 @@ def load_model(path: str | Path, **options: Any) -> PreTrainedModel:
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer that belongs to ``load_model(path)``; for a run it may lie beside the checkpoints."""
     where, extra = _locate(path)
-    places: list[str | Path] = [where]
-    if isinstance(where, Path):
-        places = [p for p in (where, where.parent) if extra or (p / "tokenizer_config.json").exists()][:1]
+    if isinstance(where, Path) and not extra:
+        places = [p for p in (where, where.parent) if (p / "tokenizer_config.json").exists()]
         if not places:
             raise UserError(
                 f"{path} has no tokenizer (tokenizer_config.json): save one beside the model with save_pretrained."
             )
+        where = places[0]
     try:
-        return AutoTokenizer.from_pretrained(places[0], **extra)
+        return AutoTokenizer.from_pretrained(where, **extra)
     except Exception as error:
         raise UserError(f"Cannot load a tokenizer from {path}: {_first_line(error)}") from None
 
@@ -71,7 +73,7 @@ def smollm2_path() -> Path:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a checkpoint folder: safetensors, sharded or not, or a torch file (weights only, no code is run)."""
+    """All tensors of a checkpoint folder: safetensors, sharded or not, or a torch file (weights only, no code run)."""
     index = next(
         (folder / n for n in ("model.safetensors.index.json", "pytorch_model.bin.index.json") if (folder / n).exists()),
         None,

@@ -1,14 +1,14 @@
 """Padding and packed documents between transformers and ``attention``.
 
-transformers describes what a query may see by a function of indices and lets each attention implementation turn it into its own mask.
-Ours is never T x T: it is one tensor of shape (B, keys), and its dtype says what it means.
+transformers describes what a query may see by a function of indices, and lets each attention implementation turn it into
+its own mask. Ours is never T x T: it is one tensor of shape (B, keys), and its dtype says what it means.
 
     bool      False = padding
     integers  the number of the packed document that a token belongs to
     None      neither
 
-(transformers looks for packed documents only where there is no padding mask, so one tensor is enough.) Whatever cannot be said this
-way, such as a window that is shorter than the sequence, is refused.
+(transformers looks for packed documents only where there is no padding mask, so one tensor is enough.) Whatever cannot be
+said this way, such as a window that is shorter than the sequence, is refused.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def mask(
     kv_length: int,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
-    mask_function: Callable[..., Tensor] = causal_mask_function,
+    mask_function: Callable[..., Any] = causal_mask_function,
     attention_mask: Tensor | None = None,
     local_size: int | None = None,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
     **_: Any,
 ) -> Tensor | None:
-    """The mask of one forward pass, in the form above; transformers calls this wherever our name is the implementation."""
+    """The mask of one forward pass, in the form above; transformers calls this where our name is the implementation."""
     if use_vmap:
         raise MechanismError(
             "A custom mask function cannot be combined with a mechanism: padding and packing are what it knows."
@@ -49,8 +49,8 @@ def mask(
     keys = kv_length if bidirectional else int(q_offset) + q_length - kv_offset
     if local_size is not None and keys > local_size:
         raise MechanismError(
-            f"The model's sliding window is {local_size} tokens and this sequence has {keys}: mechanisms have no window, "
-            "so stay within it, or set config.sliding_window = None if the model may look further."
+            f"The model's sliding window is {local_size} tokens and this sequence has {keys}: mechanisms have no window, so "
+            "stay within it, or set config.sliding_window = None if the model may look further."
         )
     if attention_mask is not None:
         return _padding(attention_mask, keys, kv_offset, always=kv_length > keys)
@@ -85,7 +85,8 @@ def read(attention_mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         return None, None
     if attention_mask.ndim != 2:
         raise MechanismError(
-            f"attention_mask must be (batch, tokens), got {tuple(attention_mask.shape)}: a ready-made score mask cannot be used here."
+            f"attention_mask must be (batch, tokens), got {tuple(attention_mask.shape)}: "
+            "a ready-made score mask cannot be used here."
         )
     return (attention_mask, None) if attention_mask.dtype == torch.bool else (None, attention_mask)
 

@@ -1,8 +1,9 @@
 """Swap the attention of a pretrained model in place, and back.
 
-transformers' attention layers project, rotate and cache as before and then call a function by the name in ``config._attn_implementation``.
-``patch`` puts our function there, with the mask function of the same name (without one, padding would be ignored in silence). It gets q, k and
-v but neither the hidden states nor the cache: so mechanisms with gates are refused, and the model keeps its own cache of keys and values.
+transformers' attention layers project, rotate and cache, and then call a function by its name in
+``config._attn_implementation``. ``patch`` puts our function there, with the mask function of the same name (without one,
+padding would be ignored in silence). It gets q, k and v, but neither the hidden states nor the cache: so mechanisms with
+gates are refused, and the model keeps its own cache of keys and values.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from ..algebra import Mechanism
 from ..errors import MechanismError
-from ..ops.api import attention
 from ..ops.inputs import Dims, check_center
 from ..presets import mechanism as resolve
 from . import masks
-from .attention import attend
+from .attention import attend, compute
 
-# Families whose attention is what the formula says: no bias on the scores, no soft cap, no sinks. Tests hold each to its original.
+# Families whose attention is the formula and nothing more: no bias on the scores, no soft cap, no sinks.
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt_neox", "bert", "roberta", "xlm-roberta", "electra")
 
 # Arguments by which a model asks for something that mechanisms do not have.
 UNSUPPORTED = ("softcap", "s_aux", "sinks", "position_bias", "head_mask", "output_attentions")
+
+SWAP, ORIGINAL = "softmax_rnn_swap", "softmax_rnn_original"  # attributes on attention modules, and on the model
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,10 @@ def patch(
     """Compute the attention of ``model`` by another mechanism, in place; causal or bidirectional as the model is.
 
     Args:
-        model: a Hugging Face model of the families Llama, Mistral, Qwen2, Qwen3, GPT-NeoX or BERT (MiniLM, RoBERTa, Electra).
+        model: a Hugging Face model: Llama, Mistral, Qwen2, Qwen3, GPT-NeoX, or BERT and its kin (MiniLM, RoBERTa, Electra).
         mechanism: a name or a ``Mechanism`` without parameters of its own.
-        center: vectors to subtract from the keys, {layer: (kv heads, head dim)}, or a safetensors file with ``layers.{i}.center``. They
-            change nothing for exp, and bring the scores close to 0, where Taylor series are good.
+        center: vectors to subtract from the keys, {layer: (kv heads, head dim)}, or a safetensors file that names them
+            ``layers.{i}.center``. They change nothing for exp, and bring scores close to 0, where Taylor series are good.
 
     Returns the same model. If anything is wrong it raises ``MechanismError`` before anything is touched.
 
@@ -59,7 +61,8 @@ def patch(
     modules = _attention_modules(model)
     if m.parameters:
         raise MechanismError(
-            f"'{m}' needs {' and '.join(m.parameters)}, which a pretrained model does not have: patch takes mechanisms without parameters."
+            f"'{m}' needs {' and '.join(m.parameters)}, which a pretrained model does not have: "
+            "patch takes mechanisms without parameters."
         )
     centers = _read_centers(center)
     dims = _dims(model)
@@ -72,11 +75,11 @@ def patch(
         check_center(m, dims, value)
 
     _own_config(model)
-    if not hasattr(model, "_softmax_rnn_original"):
-        model._softmax_rnn_original = model.config._attn_implementation
+    if not hasattr(model, ORIGINAL):
+        setattr(model, ORIGINAL, model.config._attn_implementation)
     model.config._attn_implementation = masks.NAME
     for index, module in modules:
-        module.softmax_rnn_swap = Swap(m, centers.get(index))
+        setattr(module, SWAP, Swap(m, centers.get(index)))
     return model
 
 
@@ -85,17 +88,17 @@ def unpatch(model: PreTrainedModel) -> PreTrainedModel:
 
     >>> unpatch(model)  # doctest: +SKIP
     """
-    if hasattr(model, "_softmax_rnn_original"):
-        model.config._attn_implementation = model._softmax_rnn_original
-        del model._softmax_rnn_original
+    if hasattr(model, ORIGINAL):
+        model.config._attn_implementation = getattr(model, ORIGINAL)
+        delattr(model, ORIGINAL)
         for module in model.modules():
-            if hasattr(module, "softmax_rnn_swap"):
-                del module.softmax_rnn_swap
+            if hasattr(module, SWAP):
+                delattr(module, SWAP)
     return model
 
 
 def _attention_modules(model: Any) -> list[tuple[int, nn.Module]]:
-    """(layer, module) for every module that calls the attention function; refuses models where that is not all there is."""
+    """(layer, module) for every module that calls the attention function."""
     if not isinstance(model, PreTrainedModel):
         raise MechanismError(f"patch takes a Hugging Face model, got {type(model).__name__}.")
     family = model.config.model_type
@@ -107,7 +110,7 @@ def _attention_modules(model: Any) -> list[tuple[int, nn.Module]]:
         raise MechanismError(
             f"The attention of {family!r} models cannot be swapped; patch knows {', '.join(FAMILIES)}."
         )
-    found = [
+    found: list[Any] = [
         m for m in model.modules() if hasattr(m, "is_causal") and hasattr(m, "scaling") and hasattr(m, "layer_idx")
     ]
     if not found:
@@ -121,7 +124,7 @@ def _own_config(model: PreTrainedModel) -> None:
     own = copy.deepcopy(shared)
     for module in model.modules():
         if getattr(module, "config", None) is shared:
-            module.config = own
+            setattr(module, "config", own)  # noqa: B010 (mypy takes attributes of a module for tensors)
 
 
 def _dims(model: PreTrainedModel) -> Dims:
@@ -168,7 +171,7 @@ def patched_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention function: q (B, H, Tq, D), k and v (B, Hkv, Tk, D) -> (B, Tq, H, D)."""
-    swap: Swap | None = getattr(module, "softmax_rnn_swap", None)
+    swap: Swap | None = getattr(module, SWAP, None)
     if swap is None:
         raise MechanismError(
             "This model was not patched itself, it shares the config of one that was: give it a config of its own."
@@ -188,13 +191,13 @@ def patched_attention(
     if keep is not None:  # a static cache has room for more keys than there are
         key, value = key[:, :, : keep.shape[1]], value[:, :, : keep.shape[1]]
     d = query.shape[-1]
-    # Feature maps have a scale of their own; a model that departs from 1/sqrt(d) departs from it by the same factor.
+    # Feature maps have a scale of their own; where a model departs from 1/sqrt(d), they depart by the same factor.
     scale = m.kernel.scale(d) * (1.0 if scaling is None else scaling * d**0.5)
     center = None if swap.center is None else swap.center.to(key.device, torch.promote_types(key.dtype, torch.float32))
     if causal:
         out = attend(query, key, value, m, keep, segments, scale=scale, center=center)
     else:
-        out = attention(
+        out = compute(
             query, key, value, m, causal=False, key_padding_mask=keep, segment_ids=segments, scale=scale, center=center
         )  # fmt: skip
     return out.transpose(1, 2), None

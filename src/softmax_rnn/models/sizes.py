@@ -13,11 +13,11 @@ import torch
 from ..errors import UserError
 
 
-def _size(hidden: int, mlp: int, heads: int, layers: int) -> dict[str, int]:
+def _size(hidden: int, mlp: int, heads: int, layers: int) -> dict[str, Any]:
     return {"hidden_size": hidden, "intermediate_size": mlp, "num_attention_heads": heads, "num_hidden_layers": layers}
 
 
-SIZES: dict[str, dict[str, int]] = {
+SIZES: dict[str, dict[str, Any]] = {
     "nano": _size(128, 256, 8, 4),  # minutes on a CPU; head size 16, so that Kronecker states stay small
     "micro": _size(256, 512, 8, 6),
     "mini": _size(512, 1024, 8, 8),
