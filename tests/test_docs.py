@@ -33,7 +33,11 @@ def test_links_lead_somewhere(page):
 
 def test_the_file_tree_names_every_module():
     readme = (ROOT / "README.md").read_text()
-    missing = [f for f in tracked("src/*.py") if Path(f).name not in readme and Path(f).name not in ("__init__.py", "__main__.py")]
+    missing = [
+        f
+        for f in tracked("src/*.py")
+        if Path(f).name not in readme and Path(f).name not in ("__init__.py", "__main__.py")
+    ]
     assert missing == []
 
 

@@ -24,7 +24,8 @@ def test_docstring_examples_run(name):
 
 
 def test_importing_needs_torch_alone():
-    code = "import softmax_rnn as sr, sys; sr.attention; print([m for m in ('transformers', 'datasets', 'matplotlib', 'rich') if m in sys.modules])"
+    heavy = "('transformers', 'datasets', 'matplotlib', 'rich')"
+    code = f"import softmax_rnn as sr, sys; sr.attention; print([m for m in {heavy} if m in sys.modules])"
     env = {"PATH": "/usr/bin:/bin"}
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=env)
     assert done.stdout.strip() == "[]"

@@ -28,7 +28,7 @@ _HOME = {
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = sorted(_MODULE)  # noqa: PLE0605
+__all__ = sorted(_MODULE)
 
 if TYPE_CHECKING:
     from .algebra import Mechanism as Mechanism

@@ -33,8 +33,8 @@ def checked(function: F) -> F:
     """Check the annotated shapes of ``function`` while tests run; otherwise return it unchanged."""
     if not os.environ.get("SOFTMAX_RNN_CHECK_SHAPES"):
         return function
-    from jaxtyping import jaxtyped
     from beartype import beartype
+    from jaxtyping import jaxtyped
 
     strict = jaxtyped(typechecker=beartype)(function)
 

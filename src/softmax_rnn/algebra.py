@@ -130,7 +130,7 @@ class Mechanism:
 def _slot_from_dict(slot: str, base: type, data: Any) -> Any:
     if not isinstance(data, dict) or "type" not in data:
         raise MechanismError(f"The {slot} must be a dict with a 'type', got {data!r}.")
-    known = {c.__name__: c for c in base.__subclasses__()}
+    known: dict[str, type] = {kind.__name__: kind for kind in base.__subclasses__()}
     if data["type"] not in known:
         raise MechanismError(f"Unknown {slot} type {data['type']!r}; known are {', '.join(sorted(known))}.")
     return _build(known[data["type"]], {k: v for k, v in data.items() if k != "type"}, slot)

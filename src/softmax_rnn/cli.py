@@ -18,7 +18,12 @@ COMMANDS = {
 
 
 def _help() -> str:
-    lines = ["usage: softmax-rnn COMMAND [options]      softmax-rnn COMMAND --help", "", "Softmax attention as a sum of RNNs.", ""]
+    lines = [
+        "usage: softmax-rnn COMMAND [options]      softmax-rnn COMMAND --help",
+        "",
+        "Softmax attention as a sum of RNNs.",
+        "",
+    ]
     lines += [f"  {name:<10} {what}" for name, (_, what) in COMMANDS.items()]
     return "\n".join(lines)
 

@@ -11,7 +11,9 @@ def main(argv: list[str]) -> int:
     """Print one of the three tables."""
     parser = argparse.ArgumentParser("softmax-rnn list", description=__doc__)
     parser.add_argument("--sizes", action="store_true", help="model sizes with their parameter counts")
-    parser.add_argument("--runs", nargs="?", const="runs", metavar="FOLDER", help="finished and unfinished runs (default: runs)")
+    parser.add_argument(
+        "--runs", nargs="?", const="runs", metavar="FOLDER", help="finished and unfinished runs (default: runs)"
+    )
     options = parser.parse_args(argv)
     lines = _sizes() if options.sizes else _runs(options.runs) if options.runs is not None else _mechanisms()
     print("\n".join(lines))
@@ -26,15 +28,23 @@ def _mechanisms() -> list[str]:
     for name, m in mechanisms().items():
         lines.append(f"{name:<18} {m}")
         lines += [f"{'':<18}   authors: {theirs}" for theirs in names.get(name, [])]
-    lines += ["", "Families, N = 0, 1, 2, ...; with _norm under an l2 norm instead of the sum (needed where weights are signed):"]
-    lines += [f"{family + '{N}[_norm]':<18} Σ {make(2).text().replace('2(', 'N(', 1)} v / Σ w" for family, make in FAMILIES.items()]
+    lines += [
+        "",
+        "Families, N = 0, 1, 2, ...; with _norm under an l2 norm instead of the sum (needed where weights are signed):",
+    ]
+    lines += [
+        f"{family + '{N}[_norm]':<18} Σ {make(2).text().replace('2(', 'N(', 1)} v / Σ w"
+        for family, make in FAMILIES.items()
+    ]
     return lines
 
 
 def _sizes() -> list[str]:
     from .models.sizes import SIZES, parameter_count
 
-    lines = [f"{'size':<8} {'layers':>6} {'hidden':>7} {'MLP':>6} {'heads':>6} {'parameters':>14}   (vocabulary 32,000)"]
+    lines = [
+        f"{'size':<8} {'layers':>6} {'hidden':>7} {'MLP':>6} {'heads':>6} {'parameters':>14}   (vocabulary 32,000)"
+    ]
     for name, size in SIZES.items():
         shape = (size["num_hidden_layers"], size["hidden_size"], size["intermediate_size"], size["num_attention_heads"])
         lines.append("{:<8} {:>6} {:>7} {:>6} {:>6} {:>14,}".format(name, *shape, parameter_count(name)))
@@ -44,4 +54,17 @@ def _sizes() -> list[str]:
 def _runs(folder: str) -> list[str]:
     from .lab.store import runs_table
 
-    return runs_table(folder)
+    rows = runs_table(folder)
+    if not rows:
+        return [f"There are no runs in {folder}."]
+    lines = [
+        f"{'mechanism':<20} {'corpus':<12} {'size':<8} {'seed':>4} {'status':<12} {'step':>15} {'train':>8} {'test':>8}  folder"
+    ]
+    for r in rows:
+        losses = " ".join(
+            f"{r[key]:>8.4f}" if r[key] is not None else f"{'-':>8}" for key in ("train_loss", "test_loss")
+        )
+        steps = f"{r['step']:,}/{r['steps']:,}"
+        names = f"{r['mechanism']:<20} {r['source']:<12} {r['size']:<8} {r['seed']:>4} {r['status']:<12}"
+        lines.append(f"{names} {steps:>15} {losses}  {r['folder']}")
+    return lines

@@ -23,7 +23,7 @@ class _L2(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         y, size = ctx.saved_tensors
         along = torch.linalg.vecdot(grad, y).unsqueeze(-1)  # what changes the length of y, which is 1
         along = torch.where(size > EPS, along, torch.zeros_like(along))  # below eps the divisor is constant

@@ -12,8 +12,8 @@ import re
 import warnings
 from collections.abc import Callable
 
-from .errors import MechanismError, MechanismWarning
 from .algebra import Exp, Length, Linear, Mechanism, Power, Sum, Taylor, Unnormalised
+from .errors import MechanismError, MechanismWarning
 
 _C5 = Exp(clamp=5.0)
 
@@ -125,5 +125,7 @@ def mechanisms() -> dict[str, Mechanism]:
 def _unknown(name: str) -> str:
     examples = [f"{f}{n}{suffix}" for f in FAMILIES for n in (2, 4, 10) for suffix in ("", "_norm")]
     near = difflib.get_close_matches(name, [*PRESETS, *examples, *AUTHORS], n=3, cutoff=0.5)
-    hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(PRESETS)} and taylor{{N}}, elu{{N}}, ..."
+    hint = (
+        f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(PRESETS)} and taylor{{N}}, elu{{N}}, ..."
+    )
     return f"Unknown mechanism {name!r}: {hint}"

@@ -7,7 +7,9 @@ import softmax_rnn as sr
 
 from .problems import Problem
 
-BASE = Problem(dtype=torch.float32).arguments("softmax", leaves=False)  # q (2, 4, 13, 4), k (2, 2, 13, 4), v (2, 2, 13, 3)
+BASE = Problem(dtype=torch.float32).arguments(
+    "softmax", leaves=False
+)  # q (2, 4, 13, 4), k (2, 2, 13, 4), v (2, 2, 13, 3)
 GATE = torch.ones(2, 4, 13)
 BOOL = torch.ones(2, 13, dtype=torch.bool)
 

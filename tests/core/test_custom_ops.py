@@ -32,7 +32,10 @@ CASES = {
     "flash, tiles": (_flash, lambda: (x(B, H, T, D), x(B, H, T, D), x(B, H, T, D), KEEP, LO, HI, True, 0.5)),
     "tiled": (_tiled, lambda: (x(B, H, T, D), x(B, T, D), x(B, T, 3), None, None, True, SERIES, None)),
     "tiled, bounds": (_tiled, lambda: (x(B, H, T, D), x(B, T, D), x(B, T, 3), LO, HI, True, [], 5.0)),
-    "chunked": (_chunked, lambda: (x(B, H, 8, D), x(B, 8, D), x(B, 8, 3), x(B, 15, 3), RUNS[:, :8].contiguous(), SERIES, 4)),
+    "chunked": (
+        _chunked,
+        lambda: (x(B, H, 8, D), x(B, 8, D), x(B, 8, 3), x(B, 15, 3), RUNS[:, :8].contiguous(), SERIES, 4),
+    ),
     "write": (_write, lambda: (x(B, T, D), x(B, T, 3), SERIES)),
     "read": (_read, lambda: (x(B, T, D), x(B, 15, 3), SERIES)),
     "symmetric power": (_symmetric_power, lambda: (x(T, D), 3)),

@@ -50,7 +50,9 @@ def test_form_equals_reference(name, problem):
         assert_same(outputs_and_gradients(name, problem, form, **chunk), expected, TOLERANCE[torch.float64])
 
 
-@pytest.mark.parametrize("name", ["softmax", "norm", "gate", "clamp_sum", "linear_elu", "taylor4", "taylor3_norm", "elu2"])
+@pytest.mark.parametrize(
+    "name", ["softmax", "norm", "gate", "clamp_sum", "linear_elu", "taylor4", "taylor3_norm", "elu2"]
+)
 @settings(max_examples=6)
 @given(problem=problems(dtype=torch.float32))
 def test_form_equals_reference_in_float32(name, problem):
@@ -65,7 +67,9 @@ def test_form_equals_reference_in_float32(name, problem):
         assert_same(found, expected, TOLERANCE[torch.float32], common_scale=True)
 
 
-@pytest.mark.parametrize("name", ["softmax", "norm", "length", "taylor2", "linear_elu", "linear_cosine", "elu2_norm", "relu_norm"])
+@pytest.mark.parametrize(
+    "name", ["softmax", "norm", "length", "taylor2", "linear_elu", "linear_cosine", "elu2_norm", "relu_norm"]
+)
 @pytest.mark.parametrize(("Tq", "Tk"), [(5, 9), (9, 5), (1, 7), (4, 1), (3, 0), (0, 3)])
 def test_cross_attention(name, Tq, Tk):
     problem = Problem(Tq=Tq, Tk=Tk, options={"causal": False})

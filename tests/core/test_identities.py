@@ -1,5 +1,7 @@
 """The algebra is the test suite: what the paper proves, and what follows from it."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -44,11 +46,15 @@ def test_detach_is_softmax_forward_and_not_backward():
     detached = sr.Mechanism(sr.Exp(), sr.Sum(detach=True))
     args = BIG.arguments("softmax")
     torch.testing.assert_close(sr.attention(mechanism=detached, **args), run("softmax"))
-    one, two = (torch.autograd.grad(sr.attention(mechanism=m, **args).sum(), args["q"])[0] for m in ("softmax", detached))
+    one, two = (
+        torch.autograd.grad(sr.attention(mechanism=m, **args).sum(), args["q"])[0] for m in ("softmax", detached)
+    )
     assert (one - two).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("denominator", [sr.Unnormalised(), sr.Length(), sr.Sum(min=1.0), sr.Sum(eps=0.1), sr.Sum(detach=True, min=2.0)])
+@pytest.mark.parametrize(
+    "denominator", [sr.Unnormalised(), sr.Length(), sr.Sum(min=1.0), sr.Sum(eps=0.1), sr.Sum(detach=True, min=2.0)]
+)
 @pytest.mark.parametrize("form", ["reference", "parallel", "recurrent"])
 def test_exp_with_every_denominator(denominator, form):
     # exp goes through (O, lse), the clamped kernel through plain sums; far above all scores the clamp does nothing.
@@ -56,7 +62,10 @@ def test_exp_with_every_denominator(denominator, form):
 
     def go(kernel, form):
         out = sr.attention(mechanism=sr.Mechanism(kernel, denominator), form=form, **args)
-        return {"out": out, **dict(zip("qkv", torch.autograd.grad(out.square().sum(), list(args.values())), strict=True))}
+        return {
+            "out": out,
+            **dict(zip("qkv", torch.autograd.grad(out.square().sum(), list(args.values())), strict=True)),
+        }
 
     assert_same(go(sr.Exp(), form), go(sr.Exp(clamp=1e3), "reference"), 1e-9)
 
@@ -65,7 +74,7 @@ def test_exp_with_every_denominator(denominator, form):
 def test_higher_even_orders_approach_softmax(families):
     series, limit = families
     errors = [(run(series.format(n)) - run(limit)).abs().max().item() for n in range(0, 42, 2)]
-    assert all(b < a for a, b in zip(errors[:6], errors[1:7], strict=True))
+    assert all(b < a for a, b in itertools.pairwise(errors[:7]))
     assert errors[-1] < 1e-10
 
 
@@ -101,7 +110,10 @@ def test_terms_sum_to_the_series(form, causal):
 def test_terms_with_masks_and_centre():
     args = BIG.arguments("linear", leaves=False)
     q, k, v = args["q"], args["k"], args["v"]
-    masks = {"key_padding_mask": torch.arange(21)[None].expand(2, -1) > 3, "segment_ids": torch.arange(21)[None].expand(2, -1) // 8}
+    masks = {
+        "key_padding_mask": torch.arange(21)[None].expand(2, -1) > 3,
+        "segment_ids": torch.arange(21)[None].expand(2, -1) // 8,
+    }
     center = torch.randn(2, 4, dtype=torch.float64)
     terms = sr.taylor_terms(q, k, v, 3, center=center, **masks)
     want = sr.attention(q, k - center[:, None], v, sr.Mechanism(sr.Taylor(3), sr.Unnormalised()), **masks)

@@ -31,7 +31,11 @@ denominators = st.one_of(
 
 
 @given(
-    kernels, denominators, st.booleans(), st.sampled_from([None, "before_norm", "after_norm"]), st.sampled_from([None, "l2", "rms", "layer"])
+    kernels,
+    denominators,
+    st.booleans(),
+    st.sampled_from([None, "before_norm", "after_norm"]),
+    st.sampled_from([None, "l2", "rms", "layer"]),
 )
 def test_round_trip_through_json(kernel, denominator, input_gate, output_gate, norm):
     with warnings.catch_warnings():
@@ -74,10 +78,15 @@ def test_families(n):
     assert sr.mechanism(f"taylor{n}_norm") == sr.Mechanism(sr.Taylor(n), sr.Unnormalised(), norm="l2")
     for family in ("elu", "relu", "cosine"):
         assert sr.mechanism(f"{family}{n}") == sr.Mechanism(sr.Linear(family, order=n), sr.Sum())
-        assert sr.mechanism(f"{family}{n}_norm") == sr.Mechanism(sr.Linear(family, order=n), sr.Unnormalised(), norm="l2")
+        assert sr.mechanism(f"{family}{n}_norm") == sr.Mechanism(
+            sr.Linear(family, order=n), sr.Unnormalised(), norm="l2"
+        )
 
 
-@pytest.mark.parametrize(("name", "near"), [("softmx", "softmax"), ("nrom", "norm"), ("taylor_2", "taylor2"), ("gated_softmx", "gated_softmax")])
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("softmx", "softmax"), ("nrom", "norm"), ("taylor_2", "taylor2"), ("gated_softmx", "gated_softmax")],
+)
 def test_an_unknown_name_lists_near_matches(name, near):
     with pytest.raises(sr.MechanismError, match=near):
         sr.mechanism(name)
@@ -89,7 +98,17 @@ def test_other_unknown_names(name):
         sr.mechanism(name)
 
 
-@pytest.mark.parametrize("kernel", [sr.Taylor(3), sr.Power(1), sr.Power(3), sr.Linear("identity"), sr.Linear("cosine"), sr.Linear("identity", order=5)])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        sr.Taylor(3),
+        sr.Power(1),
+        sr.Power(3),
+        sr.Linear("identity"),
+        sr.Linear("cosine"),
+        sr.Linear("identity", order=5),
+    ],
+)
 def test_signed_weights_and_a_sum_are_refused(kernel):
     with pytest.raises(sr.MechanismError, match="even order"):
         sr.Mechanism(kernel, sr.Sum())
@@ -98,7 +117,10 @@ def test_signed_weights_and_a_sum_are_refused(kernel):
     sr.Mechanism(kernel, sr.Length())
 
 
-@pytest.mark.parametrize("kernel", [sr.Taylor(2), sr.Power(2), sr.Linear("elu", order=3), sr.Linear("relu", order=1), sr.Linear("cosine", order=3)])
+@pytest.mark.parametrize(
+    "kernel",
+    [sr.Taylor(2), sr.Power(2), sr.Linear("elu", order=3), sr.Linear("relu", order=1), sr.Linear("cosine", order=3)],
+)
 def test_unsigned_weights_and_a_sum_are_fine(kernel):
     sr.Mechanism(kernel, sr.Sum())
 
@@ -131,7 +153,10 @@ def test_what_cancels_warns():
         (lambda: sr.mechanism(3), "a name or a Mechanism"),
         (lambda: sr.Mechanism.from_dict([1]), "read from a dict"),
         (lambda: sr.Mechanism.from_dict({"kernel": {"type": "Exp"}}), "needs a denominator"),
-        (lambda: sr.Mechanism.from_dict({"kernel": {"type": "Exq"}, "denominator": {"type": "Sum"}}), "Unknown kernel type 'Exq'"),
+        (
+            lambda: sr.Mechanism.from_dict({"kernel": {"type": "Exq"}, "denominator": {"type": "Sum"}}),
+            "Unknown kernel type 'Exq'",
+        ),
         (lambda: sr.Mechanism.from_dict({"kernel": "Exp", "denominator": {"type": "Sum"}}), "dict with a 'type'"),
         (lambda: sr.Mechanism.from_dict({"kernel": {"type": "Taylor"}, "denominator": {"type": "Sum"}}), "incomplete"),
         (

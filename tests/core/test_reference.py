@@ -98,7 +98,12 @@ def test_cosine_with_learned_length(qkv):
 @pytest.mark.parametrize("family", ["taylor", "elu", "relu", "cosine"])
 def test_series(family, order, qkv):
     q, k, v = qkv
-    phi = {"taylor": lambda x: x, "elu": lambda x: F.elu(x) + 1, "relu": F.relu, "cosine": lambda x: F.normalize(x, dim=-1)}[family]
+    phi = {
+        "taylor": lambda x: x,
+        "elu": lambda x: F.elu(x) + 1,
+        "relu": F.relu,
+        "cosine": lambda x: F.normalize(x, dim=-1),
+    }[family]
     x = phi(q) @ phi(k).mT * (D**-0.5 if family == "taylor" else 1)
     w = sum(x**n / torch.lgamma(torch.tensor(n + 1.0, dtype=torch.float64)).exp() for n in range(order + 1)).tril()
     found = sr.attention(q, k, v, f"{family}{order}_norm", form="reference")

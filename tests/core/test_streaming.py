@@ -1,5 +1,7 @@
 """Any way to cut a sequence equals the whole: outputs and final state, with gates, norms, padding and documents."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,7 +22,7 @@ def piece(args, begin, end):
 def stream(name, args, cuts, form):
     state, outputs = None, []
     edges = [0, *sorted(cuts), T]
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in itertools.pairwise(edges):
         out, state = sr.attention(mechanism=name, form=form, state=state, return_state=True, **piece(args, begin, end))
         outputs.append(out)
     return torch.cat(outputs, 2), state
@@ -136,7 +138,9 @@ def test_only_the_last_queries(name):
     short = {**rest, **{n: rest[n][:, :, -2:] for n in ("q", "output_gate") if n in rest}}
     out, state = sr.attention(mechanism=name, state=state, return_state=True, **short)
     torch.testing.assert_close(out, want[:, :, -2:])
-    last = {n: x[:, :, -1:] if n in ("q", "output_gate") else x[:, :, :0] if n in SEQUENCES else x for n, x in rest.items()}
+    last = {
+        n: x[:, :, -1:] if n in ("q", "output_gate") else x[:, :, :0] if n in SEQUENCES else x for n, x in rest.items()
+    }
     torch.testing.assert_close(sr.attention(mechanism=name, state=state, **last), want[:, :, -1:])
 
 

@@ -1,17 +1,18 @@
 """``attention``: the one entry. It checks, prepares, picks a form, and finishes; the forms do the sums.
 
-    q, k, v -> centre, mask, input gate, feature map -> a form: numerator and denominator -> gates and norm
+q, k, v -> centre, mask, input gate, feature map -> a form: numerator and denominator -> gates and norm
 """
 
 from dataclasses import dataclass, replace
+from typing import Any, Literal, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .._shapes import Bool, Float, Int, checked
-from ..errors import MechanismError
 from ..algebra import Mechanism
+from ..errors import MechanismError
 from ..presets import mechanism as resolve
 from . import chunked, inputs, parallel, recurrent, reference
 from .cost import cheapest
@@ -22,7 +23,27 @@ from .sums import Sums, finish, needs_lse, with_ones
 from .visibility import Visibility
 
 
-@checked
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mechanism: str | Mechanism = "softmax",
+    *,
+    return_state: Literal[False] = False,
+    **options: Any,
+) -> Tensor: ...
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mechanism: str | Mechanism = "softmax",
+    *,
+    return_state: Literal[True],
+    **options: Any,
+) -> tuple[Tensor, State]: ...
+@checked  # type: ignore[misc]  # the options are the keywords of this signature
 def attention(
     q: Float[Tensor, "b h tq d"],
     k: Float[Tensor, "b hkv tk d"],
@@ -70,9 +91,23 @@ def attention(
     m = resolve(mechanism)
     q, k, v = autocast(q, k, v)
     dims = inputs.check_qkv(q, k, v)
-    extras = {"output_gate": output_gate, "norm_weight": norm_weight, "norm_bias": norm_bias, "length_exponent": length_exponent}
+    extras = {
+        "output_gate": output_gate,
+        "norm_weight": norm_weight,
+        "norm_bias": norm_bias,
+        "length_exponent": length_exponent,
+    }
     inputs.check_mechanism_arguments(m, dims, {"input_gate": input_gate, **extras})
-    inputs.check_devices(q, {**extras, "input_gate": input_gate, "key_padding_mask": key_padding_mask, "segment_ids": segment_ids, "center": center})
+    inputs.check_devices(
+        q,
+        {
+            **extras,
+            "input_gate": input_gate,
+            "key_padding_mask": key_padding_mask,
+            "segment_ids": segment_ids,
+            "center": center,
+        },
+    )
     inputs.check_masks(dims, key_padding_mask, segment_ids)
     inputs.check_center(m, dims, center)
     inputs.check_scale(scale)
@@ -91,7 +126,7 @@ def attention(
         sums, new_state, count = job.run(state, return_state, chunk_size)
         out = finish(m, sums, count, dtype, may_be_empty=job.keep is not None or job.keys == 0, **extras)
     out = out[:, :, out.shape[2] - queries :]
-    return (out, new_state) if return_state else out
+    return (out, new_state) if return_state else out  # type: ignore[return-value]
 
 
 def _choose(m: Mechanism, dims: inputs.Dims, causal: bool, state: State | None, return_state: bool) -> str:
@@ -100,7 +135,9 @@ def _choose(m: Mechanism, dims: inputs.Dims, causal: bool, state: State | None, 
         return "parallel"
     if state is not None or return_state:
         return "recurrent" if dims.queries <= 1 else "chunked"
-    return cheapest(m, dims.batch, dims.heads, dims.queries, dims.key_dim, dims.value_dim, dims.kv_heads, dims.keys, causal)
+    return cheapest(
+        m, dims.batch, dims.heads, dims.queries, dims.key_dim, dims.value_dim, dims.kv_heads, dims.keys, causal
+    )
 
 
 @dataclass(frozen=True)
@@ -215,7 +252,13 @@ def _full(x: Tensor | None, like: Tensor, value: int | bool) -> Tensor:
 
 
 def _both_ways(
-    q: Tensor, k: Tensor, v: Tensor, state: Tensor, runs: Tensor | None, coefficients: tuple[float, ...], chunk: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: Tensor,
+    runs: Tensor | None,
+    coefficients: tuple[float, ...],
+    chunk: int | None,
 ) -> Tensor:
     """Bidirectional (App. C): every query reads the state of all keys; with documents, what came before plus what comes after."""
     if runs is None:

@@ -42,7 +42,9 @@ class _Block:
             r = runs[:, tokens].unflatten(1, (-1, chunk))  # (N, g, C)
             last = r[:, :, -1]
             before = torch.cat([previous[:, None], last[:, :-1]], 1)
-            self.read_mask = (r == before[..., None]).flatten(0, 1)  # (M, C): who may read the state of the chunk before
+            self.read_mask = (r == before[..., None]).flatten(
+                0, 1
+            )  # (M, C): who may read the state of the chunk before
             self.write_mask = (r == last[..., None]).flatten(0, 1)  # (M, C): whose keys the chunk's state keeps
             self.same = (r[..., :, None] == r[..., None, :]).flatten(0, 1)  # (M, C, C)
             self.carry = (last == before)[..., None, None]  # (N, g, 1, 1): is the old state of the same document?
@@ -181,7 +183,13 @@ _chunked.register_autograd(_grad, setup_context=_setup)
 
 
 def chunked(
-    q: Tensor, k: Tensor, v: Tensor, state: Tensor, runs: Tensor | None, coefficients: Sequence[float], chunk: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: Tensor,
+    runs: Tensor | None,
+    coefficients: Sequence[float],
+    chunk: int | None,
 ) -> tuple[Tensor, Tensor]:
     """q (N, G, T, D), k (N, T, D), v (N, T, E), state (N, rows, E) -> output (N, G, T, E) and the state after.
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import MechanismError
 from ..algebra import Mechanism
+from ..errors import MechanismError
 from ..presets import mechanism as resolve
 from .chunked import default_chunk
 from .state import orders, state_rows
@@ -60,7 +60,15 @@ def _moments(form: str, m: Mechanism, B: int, H: int, Tq: int, Tk: int, D: int, 
 
 
 def costs(
-    m: Mechanism, B: int, H: int, Tq: int, D: int, E: int, Hkv: int | None = None, Tk: int | None = None, causal: bool = True
+    m: Mechanism,
+    B: int,
+    H: int,
+    Tq: int,
+    D: int,
+    E: int,
+    Hkv: int | None = None,
+    Tk: int | None = None,
+    causal: bool = True,
 ) -> list[Cost]:
     """The forms that can compute ``m`` at these sizes, and what they cost."""
     Hkv, Tk = Hkv or H, Tq if Tk is None else Tk
@@ -105,7 +113,9 @@ class Explanation:
         if not kernel.finite:
             lines.append("no finite recurrent state: the parallel form is the only one that does not go token by token")
         elif self.break_even is None:
-            lines.append(f"chunked never overtakes parallel below T = {2**30:,} (state rows: {state_rows(kernel, D):,})")
+            lines.append(
+                f"chunked never overtakes parallel below T = {2**30:,} (state rows: {state_rows(kernel, D):,})"
+            )
         else:
             lines.append(f"chunked overtakes parallel from T = {self.break_even:,}; orders {orders(kernel)}")
         return "\n".join(lines)

@@ -55,7 +55,14 @@ def _heads_last(like: Tensor, dtype: torch.dtype) -> Tensor:
 
 @torch.library.custom_op("softmax_rnn::flash", mutates_args=())
 def _flash(
-    q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, lo: Tensor | None, hi: Tensor | None, causal: bool, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keep: Tensor | None,
+    lo: Tensor | None,
+    hi: Tensor | None,
+    causal: bool,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     if lo is None or hi is None:
         return _forward(q, k, v, 0.0, causal, attn_mask=_additive(None, keep, q.dtype), scale=scale)
@@ -127,7 +134,13 @@ _flash.register_autograd(_grad, setup_context=_setup)
 
 
 def flash(
-    q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, bounds: tuple[Tensor, Tensor] | None, causal: bool, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keep: Tensor | None,
+    bounds: tuple[Tensor, Tensor] | None,
+    causal: bool,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Softmax output (B, H, Tq, D) and lse (B, H, Tq) of the visible keys; rows that see none give 0 and 0.
 

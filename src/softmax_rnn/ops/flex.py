@@ -35,7 +35,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, see: Visibility, scale: float, limit: 
         return x if limit is None else x.clamp(max=limit)
 
     block_mask = create_block_mask(visible, len(q), None, see.queries, see.keys, device=q.device)
-    run = _compiled() if q.device.type == "cuda" else flex_attention
+    run: Any = _compiled() if q.device.type == "cuda" else flex_attention
     out, aux = run(
         q, k, v, score_mod=clamped, block_mask=block_mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1],
         return_aux=AuxRequest(lse=True),

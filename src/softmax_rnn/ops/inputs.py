@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import MechanismError
 from ..algebra import Mechanism
+from ..errors import MechanismError
 from ..norms import LEARNED
 from .state import KVState, State
 
@@ -103,7 +103,9 @@ def check_center(m: Mechanism, dims: Dims, center: Tensor | None) -> None:
     if center is None:
         return
     if not m.kernel.shiftable:
-        raise MechanismError(f"center= is for exp and its Taylor series; {m.kernel.text()} would become something else.")
+        raise MechanismError(
+            f"center= is for exp and its Taylor series; {m.kernel.text()} would become something else."
+        )
     if not m.cancels_scale:
         raise MechanismError(f"center= changes the result of '{m}': only a plain Sum() or a vector norm cancels it.")
     if tuple(center.shape) != (dims.kv_heads, dims.key_dim):
@@ -117,7 +119,9 @@ def check_form(m: Mechanism, form: str, causal: bool, state: State | None, chunk
     if form not in FORMS:
         raise MechanismError(f"form must be one of {', '.join(FORMS)}, got {form!r}.")
     if form == "chunked" and not m.kernel.finite:
-        raise MechanismError(f"{m.kernel.text()} has no finite recurrent state, so no chunked form: use form='parallel'.")
+        raise MechanismError(
+            f"{m.kernel.text()} has no finite recurrent state, so no chunked form: use form='parallel'."
+        )
     if form == "recurrent" and m.kernel.limit is not None:
         raise MechanismError(f"A clamp on scores cannot be taken apart ({m.kernel.text()}): use form='parallel'.")
     if form == "recurrent" and not causal:
@@ -139,7 +143,9 @@ def check_state(m: Mechanism, dims: Dims, causal: bool, state: State | None, wan
                 "for cross-attention say causal=False."
             )
         if 0 < dims.keys < dims.queries:
-            raise MechanismError(f"With a state, {dims.queries} queries need as many new keys or none, got {dims.keys}.")
+            raise MechanismError(
+                f"With a state, {dims.queries} queries need as many new keys or none, got {dims.keys}."
+            )
     if state is None:
         return
     if not isinstance(state, State):
@@ -147,11 +153,18 @@ def check_state(m: Mechanism, dims: Dims, causal: bool, state: State | None, wan
     if state.mechanism != m:
         raise MechanismError(f"The state belongs to '{state.mechanism}', not to '{m}'.")
     if state.centered != centered:
-        raise MechanismError("The state was built " + ("with" if state.centered else "without") + " center=; stay with that.")
+        raise MechanismError(
+            "The state was built " + ("with" if state.centered else "without") + " center=; stay with that."
+        )
     memory = state.value if isinstance(state, KVState) else state.moments  # type: ignore[attr-defined]
     columns = dims.value_dim + (0 if isinstance(state, KVState) else int(m.denominator.needs_sum))
     key_dim = state.key.shape[-1] if isinstance(state, KVState) else state.head_dim  # type: ignore[attr-defined]
-    if (memory.shape[0], memory.shape[1], memory.shape[-1], key_dim) != (dims.batch, dims.kv_heads, columns, dims.key_dim):
+    if (memory.shape[0], memory.shape[1], memory.shape[-1], key_dim) != (
+        dims.batch,
+        dims.kv_heads,
+        columns,
+        dims.key_dim,
+    ):
         raise MechanismError(
             f"The state is for batch {memory.shape[0]}, {memory.shape[1]} kv heads and key dim {key_dim}; the inputs have "
             f"batch {dims.batch}, {dims.kv_heads} kv heads, key dim {dims.key_dim} and value dim {dims.value_dim}."

@@ -30,7 +30,9 @@ class Features:
         counts = [multiplicities(d, n) for n in self.orders]
         # The state is kept with sqrt(multiplicity) on both sides; here the monomials are bare and W carries it all.
         self.root = torch.cat(counts).sqrt().to(like)[:, None]
-        self.weight = torch.cat([c * coefficients[n] for n, c in zip(self.orders, counts, strict=True)]).to(like)[:, None]
+        self.weight = torch.cat([c * coefficients[n] for n, c in zip(self.orders, counts, strict=True)]).to(like)[
+            :, None
+        ]
 
     def powers(self, x: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
         """Feature-major x, its powers by order, and all those in use below one another."""

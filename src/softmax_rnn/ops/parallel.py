@@ -46,7 +46,9 @@ def _exp(q: Tensor, k: Tensor, v: Tensor, see: Visibility, scale: float, with_ls
     grouped = q.shape[1] != k.shape[1]
     causal = see.causal and see.queries > 1
     if see.plain and see.keep is None and not with_lse and d == e:  # with unequal widths SDPA would go dense
-        return Sums(F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped), None, None)
+        return Sums(
+            F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped), None, None
+        )
     if q.device.type == "cpu":
         if d != e:  # the kernel wants equal widths; zero channels change neither the scores nor the other channels
             q, k, v = (F.pad(x, (0, max(d, e) - x.shape[-1])) for x in (q, k, v))

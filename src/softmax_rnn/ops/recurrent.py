@@ -42,5 +42,6 @@ def steps(
 def step_by_step(one: Callable[[int], Sums], length: int) -> Sums:
     """exp: ``one(t)`` attends with query t alone; the results in a row."""
     parts = [one(t) for t in range(length)]
-    columns = list(zip(*parts, strict=True))
-    return Sums(*(None if c[0] is None else torch.cat(c, 2) for c in columns))
+    numerators, weight_sums, lses = zip(*parts, strict=True)
+    row = [None if column[0] is None else torch.cat(column, 2) for column in (weight_sums, lses)]
+    return Sums(torch.cat(numerators, 2), *row)

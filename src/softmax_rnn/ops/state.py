@@ -9,16 +9,16 @@ one more value column, of ones, whose moments give the sum of weights. States ac
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
+from ..algebra import Mechanism
 from ..errors import MechanismError
 from ..features import symmetric_dim
 from ..kernels import Kernel
-from ..algebra import Mechanism
 
 S = TypeVar("S", bound="State")
 
@@ -81,6 +81,10 @@ class State:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
+    def _map(self: S, change: Callable[[Tensor], Tensor]) -> S:
+        changed: dict[str, Any] = {name: change(tensor) for name, tensor in self._tensors().items()}
+        return replace(self, **changed)
+
     @property
     def nbytes(self) -> int:
         """Memory held by the tensors of the state."""
@@ -88,18 +92,18 @@ class State:
 
     def detach(self: S) -> S:
         """The same state, cut from the graph (truncated backpropagation through time)."""
-        return replace(self, **{n: t.detach() for n, t in self._tensors().items()})
+        return self._map(lambda t: t.detach())
 
     def to(self: S, device: Any) -> S:
         """The same state on another device."""
-        return replace(self, **{n: t.to(device) for n, t in self._tensors().items()})
+        return self._map(lambda t: t.to(device))
 
     def index_select(self: S, batch: Tensor) -> S:
         """The states of the given batch entries, in that order, repeats allowed: beam search.
 
         >>> state = state.index_select(torch.tensor([0, 0, 2]))  # doctest: +SKIP
         """
-        return replace(self, **{n: t.index_select(0, batch) for n, t in self._tensors().items()})
+        return self._map(lambda t: t.index_select(0, batch))
 
     @property
     def batch(self) -> int:

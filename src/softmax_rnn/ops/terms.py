@@ -1,16 +1,17 @@
 """The summands of section 3.1: what each order contributes to the numerator.
 
-    A_t = sum_n A_t^n        A_t^n = 1/n! sum_s x_ts^n v_s
+A_t = sum_n A_t^n        A_t^n = 1/n! sum_s x_ts^n v_s
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._shapes import Float, checked
-from ..errors import MechanismError
 from ..algebra import Mechanism, Power, Unnormalised
+from ..errors import MechanismError
 from .api import attention
 
 
@@ -40,9 +41,9 @@ def taylor_terms(
         raise MechanismError(f"orders must be a number >= 0 or some of them, got {orders!r}.")
     if center is not None:  # terms are not divided by anything, so attention itself would refuse it
         k = k - center.to(k.dtype)[:, None]
-    masks = {"key_padding_mask": key_padding_mask, "segment_ids": segment_ids}
+    masks: dict[str, Any] = {"key_padding_mask": key_padding_mask, "segment_ids": segment_ids}
     terms = [
-        attention(q, k, v, Mechanism(Power(n), Unnormalised()), causal=causal, scale=scale, form=form, **masks)  # type: ignore[arg-type]
+        attention(q, k, v, Mechanism(Power(n), Unnormalised()), causal=causal, scale=scale, form=form, **masks)
         for n in wanted
     ]
-    return torch.stack(terms)  # type: ignore[arg-type]
+    return torch.stack(terms)

@@ -1,6 +1,6 @@
 """The weight w(x) and its slope w'(x) for a tile of scores, with as few passes over it as possible.
 
-    w = sum_n c_n x^n, or exp (no coefficients), of min(x, limit)
+w = sum_n c_n x^n, or exp (no coefficients), of min(x, limit)
 """
 
 from __future__ import annotations
