@@ -127,7 +127,7 @@ class Mechanism:
         return text
 
 
-def _slot_from_dict(slot: str, base: type, data: Any) -> Any:
+def _slot_from_dict(slot: str, base: type[Kernel] | type[Denominator], data: Any) -> Any:
     if not isinstance(data, dict) or "type" not in data:
         raise MechanismError(f"The {slot} must be a dict with a 'type', got {data!r}.")
     known: dict[str, type] = {kind.__name__: kind for kind in base.__subclasses__()}
