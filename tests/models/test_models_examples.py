@@ -1,5 +1,6 @@
 """The examples run, and show what they say they show."""
 
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -42,3 +43,13 @@ def test_stream_constant_state(run):
     }
     assert len(set(sizes["softmax"])) == 4
     assert len(set(sizes["taylor2"])) == len(set(sizes["linear_elu"])) == 1
+
+
+def test_snippets_of_the_documentation(tmp_path, monkeypatch):
+    page = (EXAMPLES.parent / "docs" / "models.md").read_text()
+    snippets = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(snippets) == 5
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for snippet in snippets:
+        exec(snippet, names)

@@ -105,6 +105,16 @@ def test_mechanism_values_and_hybrids_are_saved(make, ids, tmp_path):
     assert torch.equal(loaded(ids).logits, model(ids).logits)
 
 
+def test_another_mechanism_for_the_same_weights(make, ids, tmp_path):
+    model = make("softmax")
+    model.save_pretrained(tmp_path)
+    other = SoftmaxRnnForCausalLM.from_pretrained(tmp_path, mechanism=sr.mechanism("taylor8")).eval()
+    assert other.config.layer_mechanisms()[0] == sr.mechanism("taylor8")
+    assert not torch.equal(other(ids).logits, model(ids).logits)
+    other.save_pretrained(tmp_path / "other")
+    assert SoftmaxRnnConfig.from_pretrained(tmp_path / "other").layer_mechanisms() == other.config.layer_mechanisms()
+
+
 def test_a_gate_that_cancels_warns_once_not_at_every_load(make, tmp_path):
     with pytest.warns(sr.MechanismWarning):
         mechanism = sr.Mechanism(sr.Exp(), sr.Unnormalised(), output_gate="before_norm", norm="l2")

@@ -1,6 +1,7 @@
 """Opening models and writing text from the command line."""
 
 import importlib.util
+import json
 import sys
 
 import pytest
@@ -75,6 +76,18 @@ def test_what_is_not_there_gets_one_sentence(saved, tmp_path, monkeypatch):
     sentence(load_model, saved, says="Cannot load a model from")
     (saved / "tokenizer_config.json").unlink()
     sentence(load_tokenizer, saved, says="has no tokenizer")
+
+
+def test_weights_that_do_not_belong_to_the_config(saved):
+    config = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps({**config, "mechanism": "gate"}))
+    sentence(load_model, saved, says=r"lacks 4 tensors .*among them .*out_gate_proj\.bias")
+    (saved / "config.json").write_text(json.dumps({**config, "num_key_value_heads": 4}))
+    sentence(load_model, saved, says=r"k_proj\.weight in .* has shape \(16, 32\), but its config asks for \(32, 32\)")
+    (saved / "config.json").write_text(json.dumps({**config, "num_key_value_heads": 3}))
+    sentence(load_model, saved, says="num_attention_heads 4 is not a multiple of num_key_value_heads 3")
+    (saved / "config.json").write_text(json.dumps({**config, "mechanism": "taylor"}))
+    sentence(load_model, saved, says="Unknown mechanism 'taylor'")
 
 
 def test_smollm2_is_found_without_being_imported():

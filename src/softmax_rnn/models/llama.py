@@ -47,7 +47,6 @@ class SoftmaxRnnConfig(LlamaConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         _check_heads(self)
         super().__post_init__(**kwargs)
-        self.mechanism = _plain(self.mechanism)
         self.layer_mechanisms()
         if self.head_dim is None or self.head_dim % 2:
             raise MechanismError(f"head_dim must be even, because RoPE turns pairs of channels; got {self.head_dim}.")
@@ -55,6 +54,9 @@ class SoftmaxRnnConfig(LlamaConfig):
             raise MechanismError(
                 f"attention_dropout must be 0: mechanisms have no dropout on weights, got {self.attention_dropout}."
             )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, _plain(value) if name == "mechanism" else value)
 
     def layer_mechanisms(self) -> list[Mechanism]:
         """The mechanism of each layer, as values."""

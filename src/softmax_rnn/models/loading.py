@@ -33,11 +33,21 @@ def load_model(path: str | Path, **options: Any) -> PreTrainedModel:
 
         return load_authors(where)
     try:
-        return AutoModelForCausalLM.from_pretrained(where, **extra, **options)
+        model, found = AutoModelForCausalLM.from_pretrained(
+            where, **extra, **options, output_loading_info=True, ignore_mismatched_sizes=True
+        )
     except MechanismError:
         raise
     except Exception as error:  # a damaged file can fail anywhere in its reader
         raise UserError(f"Cannot load a model from {path}: {_first_line(error)}") from None
+    # Where a tensor is missing or has another shape, transformers goes on with random numbers.
+    missing, wrong = sorted(found.get("missing_keys", ())), sorted(found.get("mismatched_keys", ()))
+    if missing:
+        raise UserError(f"{path} lacks {len(missing)} tensors that its config asks for, among them {missing[0]}.")
+    if wrong:
+        name, stored, asked = wrong[0]
+        raise UserError(f"{name} in {path} has shape {tuple(stored)}, but its config asks for {tuple(asked)}.")
+    return model
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:

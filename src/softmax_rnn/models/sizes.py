@@ -30,7 +30,7 @@ def parameter_count(size: str, vocab_size: int = 32000, mechanism: Any = "softma
     """How many parameters a model of this size has; nothing is allocated.
 
     >>> f"{parameter_count('small'):,}"
-    '275,292,160'
+    '275,293,184'
     """
     from .llama import SoftmaxRnnConfig, SoftmaxRnnForCausalLM
 
