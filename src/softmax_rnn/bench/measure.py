@@ -1,0 +1,153 @@
+"""Timing on a noisy machine: competitors take turns, and the fastest turn of each counts.
+
+Only ratios within one call of ``interleave`` mean anything. The rate of a plain matrix product is measured in the same turns: it is the
+physical limit, and times are also reported as a share of it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..algebra import Mechanism
+from ..ops.api import attention
+
+Work = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds: the fastest repetition, the median, and how far the slowest quarter lies above the fastest, as a share."""
+
+    best: float
+    median: float
+    spread: float
+
+
+def interleave(work: dict[str, Work], repetitions: int) -> dict[str, Timing]:
+    """Run all once to warm up, then take turns."""
+    times: dict[str, list[float]] = {name: [] for name in work}
+    for turn in range(repetitions + 1):
+        for name, function in work.items():
+            begin = time.perf_counter()
+            function()
+            if turn:
+                times[name].append(time.perf_counter() - begin)
+    return {name: _timing(found) for name, found in times.items()}
+
+
+def _timing(found: list[float]) -> Timing:
+    found = sorted(found)
+    upper = found[(3 * len(found)) // 4 :]
+    return Timing(found[0], statistics.median(found), statistics.mean(upper) / found[0] - 1)
+
+
+def matmul_work(dtype: torch.dtype, size: int = 1024) -> tuple[Work, int]:
+    """A square matrix product, and its number of operations."""
+    a, b = torch.randn(2, size, size).to(dtype).unbind()
+    return (lambda: a @ b), 2 * size**3
+
+
+def inputs(B: int, H: int, T: int, D: int, E: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Random q, k, v that want gradients."""
+    return [torch.randn(B, H, T, n).to(dtype).requires_grad_() for n in (D, D, E)]
+
+
+def forward(function: Callable[..., Tensor], args: list[Tensor]) -> Work:
+    """The forward pass alone."""
+
+    def run() -> None:
+        with torch.no_grad():
+            function(*args)
+
+    return run
+
+
+def both(function: Callable[..., Tensor], args: list[Tensor]) -> Work:
+    """Forward and backward."""
+    with torch.no_grad():
+        direction = torch.randn_like(function(*args))
+    return lambda: torch.autograd.grad(function(*args), args, direction)
+
+
+def ours(name: str | Mechanism, form: str) -> Callable[..., Tensor]:
+    """Our attention as a function of q, k, v."""
+    return lambda q, k, v: attention(q, k, v, name, form=form)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One comparison. ``ratio`` is ours / anchor (time or bytes): smaller is better; the target is the largest allowed."""
+
+    name: str
+    shape: str
+    dtype: str
+    anchor_name: str
+    ours: float
+    anchor: float
+    unit: str
+    target: float | None
+    spread: float = 0.0
+    share_of_matmul: float | None = None
+    note: str = ""
+    curve: str = ""  # the line of a picture that this is a point of
+    length: int = 0
+
+    @property
+    def ratio(self) -> float:
+        """Ours over the anchor."""
+        return self.ours / self.anchor
+
+    @property
+    def met(self) -> bool | None:
+        """Is the target met? None if there is none."""
+        return None if self.target is None else self.ratio <= self.target
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, with the computed fields."""
+        return asdict(self) | {"ratio": self.ratio, "met": self.met}
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Some works against one anchor, in one interleaved run. ``targets`` and ``flops`` by name of the work."""
+
+    shape: str
+    dtype: torch.dtype
+    anchor_name: str
+    anchor: Work
+    ours: dict[str, Work]
+    targets: dict[str, float]
+    flops: dict[str, int]
+    repetitions: int = 7
+
+    def run(self) -> list[Record]:
+        """Everything in turns, and a record for each."""
+        matmul, operations = matmul_work(self.dtype)
+        timings = interleave({"anchor": self.anchor, "matmul": matmul, **self.ours}, self.repetitions)
+        rate = operations / timings["matmul"].best
+        records = []
+        for name in self.ours:
+            t = timings[name]
+            share = self.flops[name] / t.best / rate if name in self.flops else None
+            records.append(
+                Record(
+                    name,
+                    self.shape,
+                    str(self.dtype).removeprefix("torch."),
+                    self.anchor_name,
+                    t.best,
+                    timings["anchor"].best,
+                    "s",
+                    self.targets.get(name),
+                    t.spread,
+                    share,
+                )
+            )
+        return records
