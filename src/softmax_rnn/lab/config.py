@@ -190,7 +190,8 @@ def _preset_of(argv: list[str]) -> str:
     found = "laptop"
     for path in known.config:
         with contextlib.suppress(OSError, yaml.YAMLError, TypeError, UnicodeDecodeError):
-            found = (yaml.safe_load(Path(path).read_text()) or {}).get("preset", found)
+            content = yaml.safe_load(Path(path).read_text())
+            found = content.get("preset", found) if isinstance(content, dict) else found
     return found
 
 
@@ -218,8 +219,10 @@ def _build(parser: Any, read: Any) -> RunConfig:
 
     try:
         values = parser.instantiate(read(parser))
-    except (ArgumentError, TypeError) as error:
+    except ArgumentError as error:
         raise UserError(" ".join(str(error).split())) from None
+    except TypeError:  # a list or a number where a group belongs
+        raise UserError("data, tokenizer, model, train and run are groups of options, such as train: {steps: 500}.") from None
     return RunConfig(**{name: values[name] for name in RunConfig.__dataclass_fields__})
 
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from .cache import cache_folder, locked
@@ -118,7 +118,7 @@ def _from_hub(name: str) -> PreTrainedTokenizerFast:
     return _with_end(tokenizer, name)
 
 
-def _with_end(tokenizer: PreTrainedTokenizerFast, name: str) -> PreTrainedTokenizerFast:
+def _with_end(tokenizer: Any, name: str) -> PreTrainedTokenizerFast:
     if tokenizer.eos_token_id is None:
         known = tokenizer.get_vocab()
         end = next((t for t in (END, "</s>", "<eos>", "[SEP]", "<|end_of_text|>") if t in known), None)

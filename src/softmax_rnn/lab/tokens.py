@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -95,7 +95,9 @@ class _Writer:
     def resume(cls, folder: Path, dtype: str) -> _Writer:
         folder.mkdir(exist_ok=True)
         record = folder / "progress.json"
-        done = json.loads(record.read_text()) if record.exists() else {"documents": 0, "tokens": 0, "sizes": {}}
+        done: dict[str, Any] = {"documents": 0, "tokens": 0, "sizes": {}}
+        if record.exists():
+            done = json.loads(record.read_text())
         for name in (f"{split}.{kind}" for split in SPLITS for kind in ("stream", "ends")):
             (folder / name).touch()
             os.truncate(folder / name, done["sizes"].setdefault(name, 0))

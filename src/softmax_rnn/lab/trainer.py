@@ -12,7 +12,9 @@ What is overridden, and why:
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,10 @@ class StorageError(Exception):
 class RunTrainer(Trainer):
     """As ``Trainer``, for one run folder."""
 
+    model: Any
+    optimizer: Any
+    lr_scheduler: Any
+
     def __init__(
         self, *, recorder: Recorder, bar: TrainingBar, schedule_steps: int, keep: int, sharded: bool, **kwargs: Any
     ) -> None:
@@ -46,6 +52,7 @@ class RunTrainer(Trainer):
         self._steps: list[Tensor] = []  # (loss, tokens) of this process, not yet with the recorder
         self._open: Tensor | None = None  # of the step whose micro-batches are still coming
         self._grad_norm: Any = None
+        self.run = Path(str(self.args.output_dir))
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The schedule's horizon instead of the number of steps."""
@@ -125,13 +132,13 @@ class RunTrainer(Trainer):
         return metrics
 
     def _get_output_dir(self, trial: Any) -> str:
-        return str(Path(self.args.output_dir) / checkpoint.SAVING)
+        return str(self.run / checkpoint.SAVING)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         self.settle()
         if self.recorder.progress.bad_steps or not torch.isfinite(torch.as_tensor(self._grad_norm)):
             return  # the weights may be lost already: keep the last good checkpoint
-        run, name = Path(self.args.output_dir), f"checkpoint-{self.state.global_step}"
+        run, name = self.run, f"checkpoint-{self.state.global_step}"
         with _storage_errors(run / name):
             if self.args.should_save:
                 checkpoint.clean(run)
@@ -186,10 +193,12 @@ def _storage_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        if isinstance(error, RuntimeError) and not any(f.filename == torch.serialization.__file__ for f in frames):
+            raise  # torch.save alone raises RuntimeError where others raise OSError
         text = str(error).splitlines()[0]
-        if isinstance(error, RuntimeError) and not ("write" in text or "Writer" in text or "file" in text):
-            raise
-        raise StorageError(f"cannot write {target}: {text}") from error
+        free = shutil.disk_usage(target.parent).free
+        raise StorageError(f"cannot write {target}: {text} ({free / 2**20:,.1f} MiB free there)") from error
 
 
 class Flow(TrainerCallback):
