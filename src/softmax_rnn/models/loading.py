@@ -33,13 +33,14 @@ def load_model(path: str | Path, **options: Any) -> PreTrainedModel:
 
         return load_authors(where)
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             where, **extra, **options, output_loading_info=True, ignore_mismatched_sizes=True
         )
     except MechanismError:
         raise
     except Exception as error:  # a damaged file can fail anywhere in its reader
         raise UserError(f"Cannot load a model from {path}: {_first_line(error)}") from None
+    model, found = loaded
     # Where a tensor is missing or has another shape, transformers goes on with random numbers.
     missing, wrong = sorted(found.get("missing_keys", ())), sorted(found.get("mismatched_keys", ()))
     if missing:
