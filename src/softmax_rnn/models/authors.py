@@ -37,7 +37,7 @@ TYPES = {
 WHY_NOT = {
     "gated_softmax_no_gate_customnorm": "its norm multiplies by the head size, an experiment that is not in the paper",
     "gated_softmax_cumgate": "its gate is a running sum over time, which no slot of a mechanism holds",
-    "cumulative_gated_softmax": "its gate is a running product over time, which no slot of a mechanism holds",
+    "cumulative_gated_softmax": "its gate accumulates over time, which no slot of a mechanism holds",
     "gated_softmax_plusplus": "it has a convolution before the attention",
     "gated_softmax_plusplus_extratoks": "it has a convolution before the attention",
     "gated_softmax_plusplus_mamba": "it is a Mamba block",
