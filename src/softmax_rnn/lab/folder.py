@@ -1,4 +1,6 @@
-"""A run's folder: ``config.yaml``, ``environment.json``, ``metrics.jsonl``, ``checkpoint-<step>/``; one process trains in it at a time."""
+"""A run's folder: ``config.yaml``, ``environment.json``, ``metrics.jsonl``, ``checkpoint-<step>/``; one process trains
+in it at a time.
+"""
 
 from __future__ import annotations
 
@@ -95,17 +97,20 @@ def _inspect(config: RunConfig, data_fingerprint: str, world: int) -> Opened:
 def _check_same(config: RunConfig, there: dict[str, Any]) -> None:
     if content_hash(there) == config.hash:
         return
-    wanted = asdict(config)
+    wanted, found = _flat(asdict(config)), _flat(there)
     differing = sorted(
-        f"{group}.{key}" if isinstance(wanted[group], dict) else group
-        for group in ("seed", "data", "tokenizer", "model", "train")
-        for key in (wanted[group] if isinstance(wanted[group], dict) else [group])
-        if (wanted[group][key] if isinstance(wanted[group], dict) else wanted[group])
-        != ((there.get(group) or {}).get(key) if isinstance(wanted[group], dict) else there.get(group))
+        k for k in wanted.keys() | found.keys() if wanted.get(k) != found.get(k) and not k.startswith(("run.", "name"))
     )
     raise UserError(
         f"{config.folder} belongs to a run with another configuration (different: {', '.join(differing)}): choose another folder."
     )
+
+
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    groups = {k: v for k, v in config.items() if isinstance(v, dict)}
+    return {f"{group}.{k}": v for group, options in groups.items() for k, v in options.items()} | {
+        k: v for k, v in config.items() if k not in groups
+    }
 
 
 def finished(folder: Path) -> bool:

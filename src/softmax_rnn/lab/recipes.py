@@ -1,7 +1,7 @@
 """Recipes: functions that return a complete configuration. To make one, copy a function and change two lines.
 
-``paper`` is appendix D with the details of the authors' training script that the appendix leaves out (eps, the horizon of the decay,
-evaluation every 10,000 steps). The laptop recipes keep its optimiser and shrink the rest.
+``paper`` is appendix D with the details of the authors' training script that the appendix leaves out (eps, the horizon
+of the decay, evaluation every 10,000 steps). The laptop recipes keep its optimiser and shrink the rest.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def tiny() -> RunConfig:
 
 
 def paper() -> RunConfig:
-    """Appendix D: 300M parameters, batch 36 of 1,024 tokens, FineWeb, 100,000 steps of a decay that would take 1,000,000."""
+    """Appendix D: 300M parameters, batch 36 of 1,024 tokens, FineWeb, 100,000 steps of a decay that would take
+    1,000,000.
+    """
     return RunConfig(
         data=DataConfig("fineweb", length=1024, batching="documents", test_fraction=0.001, max_tokens=4_000_000_000),
         tokenizer=TokenizerConfig("meta-llama/Llama-2-7b-hf"),

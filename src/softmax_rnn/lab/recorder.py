@@ -4,12 +4,13 @@
     {"step": 40, "test_loss": 3.2, "tokens": 163840, ...timings}
     {"step": 300, "event": "done", ...}          or "diverged"
 
-``train_loss`` is the mean over the steps since the row before. Of these fields only ``TIMINGS`` differ between two executions of the
-same run, however often it was killed in between: what is not yet in the file is kept in the checkpoint, and on resuming the rows
-after the checkpoint are cut off.
+``train_loss`` is the mean over the steps since the row before. Of these fields only ``TIMINGS`` differ between two
+executions of the same run, however often it was killed in between: what is not yet in the file is kept in the
+checkpoint, and on resuming the rows after the checkpoint are cut off.
 
-A **loss spike** is a step whose loss exceeds the median of the last 64 steps by more than 6 robust standard deviations (1.4826 times
-the median absolute deviation) and by more than 0.1, or is not finite; steps in a row are one spike. Counted after 16 steps.
+A **loss spike** is a step whose loss exceeds the median of the last 64 steps by more than 6 robust standard deviations
+(1.4826 times the median absolute deviation) and by more than 0.1, or is not finite; steps in a row are one spike.
+Counted after 16 steps.
 """
 
 from __future__ import annotations

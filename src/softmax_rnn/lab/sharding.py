@@ -1,7 +1,8 @@
 """The sharded path: ``fully_shard`` on the model, and full state dicts in and out of it.
 
-Accelerate's FSDP plugin becomes plain DDP on CPU without a word, so this is torch's own API. Checkpoints hold whole tensors by name,
-whatever the number of processes and whether or not they were sharded: a run may change either between two sessions.
+Accelerate's FSDP plugin becomes plain DDP on CPU without a word, so this is torch's own API. Checkpoints hold whole
+tensors by name, whatever the number of processes and whether or not they were sharded: a run may change either between
+two sessions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Finished and unfinished runs as tables: what ``softmax-rnn list --runs`` shows and what figures read.
 
-Nothing here needs torch: a run's ``config.yaml`` and ``metrics.jsonl`` are enough, so committed results without checkpoints count too.
+Nothing here needs torch: a run's ``config.yaml`` and ``metrics.jsonl`` are enough, so committed results without
+checkpoints count too.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def find_runs(root: str | Path) -> list[Run]:
 
 
 def runs_table(root: str | Path) -> list[dict[str, Any]]:
-    """One row per run, with the keys of ``COLUMNS`` and ``tokens``, ``seconds``, ``folder``; an empty list if there are none."""
+    """One row per run, with the keys of ``COLUMNS`` and ``tokens``, ``seconds``, ``folder``; an empty list if there
+    are none.
+    """
     return [
         run.columns()
         | {"status": run.status, "steps": run.config["train"]["steps"], "folder": str(run.folder)}

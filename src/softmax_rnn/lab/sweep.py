@@ -7,8 +7,9 @@
       model.mechanism: [softmax, norm, gate]
       seed: [0, 1]
 
-Runs that are done are skipped and half-done ones go on, because that is what ``train`` does; the same command again is always right.
-On this machine (``--jobs``) a table shows where everything is. With ``--slurm`` the rest of the grid becomes one job array.
+Runs that are done are skipped and half-done ones go on, because that is what ``train`` does; the same command again is
+always right. On this machine (``--jobs``) a table shows where everything is. With ``--slurm`` the rest of the grid
+becomes one job array.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Tokenised text on disk: written once in portions, memory-mapped ever after.
 
-A split is two flat files: ``train.stream``, its documents' tokens one after the other (uint16 or uint32, an end-of-text token after
-each document), and ``train.ends``, the position in the stream where each document ends (int64).
+A split is two flat files: ``train.stream``, its documents' tokens one after the other (uint16 or uint32, an
+end-of-text token after each document), and ``train.ends``, the position in the stream where each document ends
+(int64).
 
-Interruption: a portion of documents counts once ``progress.json`` says so; whatever was appended after that is cut off before
-going on. The folder gets its final name when it is complete.
+Interruption: a portion of documents counts once ``progress.json`` says so; whatever was appended after that is cut off
+before going on. The folder gets its final name when it is complete.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def write_tokens(
 ) -> None:
     """Write the tokens of ``corpus`` to ``folder``, going on where an interrupted call stopped.
 
-    ``advance(documents, tokens)`` hears of the progress. With ``max_tokens`` the writing stops at the first portion beyond it.
+    ``advance(documents, tokens)`` hears of the progress. With ``max_tokens`` the writing stops at the first portion
+    beyond it.
     """
     partial = folder.with_name(folder.name + ".partial")
     writer = _Writer.resume(partial, "uint16" if len(tokenizer) <= 2**16 else "uint32")

@@ -110,7 +110,9 @@ class RunTrainer(Trainer):
 
     @torch.no_grad()
     def evaluate(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
-        """Mean loss per token of the test set. Every process takes every n-th batch; all make the same number of calls."""
+        """Mean loss per token of the test set. Every process takes every n-th batch; all make the same number of
+        calls.
+        """
         self.settle()
         size, world, rank = self.args.eval_batch_size, self.args.world_size, self.args.process_index
         total = torch.zeros(2, dtype=torch.float64, device=self.args.device)
