@@ -49,7 +49,7 @@ def bare(config: RunConfig, data: Any) -> float:
     shared = {
         k: v for k, v in settings.items() if k in LlamaConfig().to_dict() and k not in ("model_type", "architectures")
     }
-    model = LlamaForCausalLM(LlamaConfig(**shared, attn_implementation="sdpa")).train()
+    model = LlamaForCausalLM._from_config(LlamaConfig(**shared), attn_implementation="sdpa").train()
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=t.lr, betas=(t.beta1, t.beta2), eps=t.eps, weight_decay=t.weight_decay, fused=True
     )

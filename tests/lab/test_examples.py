@@ -1,0 +1,32 @@
+"""The example configurations are valid, and the documentation names what exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from softmax_rnn.lab.config import parse
+from softmax_rnn.lab.corpora import HUB, PACKAGED
+from softmax_rnn.lab.recipes import RECIPES
+from softmax_rnn.lab.sweep import read_sweep
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "examples" / "configs").glob("*.yaml")), ids=lambda p: p.name)
+def test_example_configurations(file: Path) -> None:
+    if "sweep" in file.name:
+        assert len(read_sweep(file)) == 4
+    else:
+        parse(["--config", str(file)])
+
+
+def test_the_documentation_is_complete() -> None:
+    text = (ROOT / "docs" / "lab.md").read_text()
+    for name in [*RECIPES, *PACKAGED, *HUB]:
+        assert f"`{name}`" in text
+    for command in re.findall(r"^softmax-rnn train (.*)$", text, re.MULTILINE):
+        argv = [a.replace("examples/", f"{ROOT}/examples/") for a in command.split() if a != "--print_config"]
+        parse(argv)
