@@ -1,4 +1,4 @@
-"""Shapes are checked while tests run; hypothesis draws the same examples every time."""
+"""Shapes are checked while tests run, on one thread; hypothesis draws the same examples every time."""
 
 import os
 
@@ -8,6 +8,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+# The problems of the tests are tiny: a second thread would only wait for the first, and on a busy machine for long.
+torch.set_num_threads(1)
 
 settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 settings.load_profile("fixed")

@@ -10,7 +10,7 @@ and written to and read from plain dicts.
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from .denominators import Denominator, Length, Sum, Unnormalised
@@ -20,7 +20,7 @@ from .norms import NORMS
 
 __all__ = ["Exp", "Length", "Linear", "Mechanism", "Power", "Sum", "Taylor", "Unnormalised"]
 
-GATES = (None, "before_norm", "after_norm")
+GATES = ("before_norm", "after_norm")
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Mechanism:
             raise MechanismError(f"denominator must be Sum, Length or Unnormalised, got {self.denominator!r}.")
         if not isinstance(self.input_gate, bool) or not isinstance(self.allow_signed, bool):
             raise MechanismError("input_gate and allow_signed must be True or False.")
-        if self.output_gate not in GATES:
+        if self.output_gate is not None and self.output_gate not in GATES:
             raise MechanismError(f"output_gate must be None, 'before_norm' or 'after_norm', got {self.output_gate!r}.")
-        if self.norm is not None and self.norm not in NORMS:
+        if self.norm is not None and (not isinstance(self.norm, str) or self.norm not in NORMS):
             raise MechanismError(f"norm must be None or one of {', '.join(NORMS)}, got {self.norm!r}.")
         self._check_signs()
         self._check_cancelling()
@@ -66,7 +66,7 @@ class Mechanism:
             return
         if self.output_gate == "before_norm":
             warnings.warn(
-                f"An output gate before the {self.norm} norm cancels and gets no gradient; 'after_norm' keeps it.",
+                f"An output gate before the {self.norm} norm cancels (but for its epsilon) and gets no gradient; 'after_norm' keeps it.",
                 MechanismWarning,
                 stacklevel=4,
             )
@@ -117,7 +117,7 @@ class Mechanism:
         text = f"Σ {weight} {'g_in·v' if self.input_gate else 'v'}"
         divisor = self.denominator.text()
         if divisor:
-            text += f" / {divisor}" if " + " not in divisor else f" / ({divisor})"
+            text += f" / ({divisor})" if " + " in divisor and not divisor.endswith(")") else f" / {divisor}"
         if self.output_gate == "before_norm":
             text = f"g_out · {text}"
         if self.norm is not None:
@@ -131,7 +131,7 @@ def _slot_from_dict(slot: str, base: type[Kernel] | type[Denominator], data: Any
     if not isinstance(data, dict) or "type" not in data:
         raise MechanismError(f"The {slot} must be a dict with a 'type', got {data!r}.")
     known: dict[str, type] = {kind.__name__: kind for kind in base.__subclasses__()}
-    if data["type"] not in known:
+    if not isinstance(data["type"], str) or data["type"] not in known:
         raise MechanismError(f"Unknown {slot} type {data['type']!r}; known are {', '.join(sorted(known))}.")
     return _build(known[data["type"]], {k: v for k, v in data.items() if k != "type"}, slot)
 
@@ -141,7 +141,7 @@ def _build(cls: type, data: dict[str, Any], what: str) -> Any:
     unknown = sorted(set(data) - names)
     if unknown:
         raise MechanismError(f"Unknown key {unknown[0]!r} in the {what}; known are {', '.join(sorted(names))}.")
-    try:
-        return cls(**data)
-    except TypeError as error:
-        raise MechanismError(f"The {what} {data!r} is incomplete: {error}.") from None
+    missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in data]
+    if missing:
+        raise MechanismError(f"The {what} {data!r} is incomplete: it lacks {missing[0]!r}.")
+    return cls(**data)

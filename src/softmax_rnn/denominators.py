@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .errors import MechanismError
+from .errors import MechanismError, is_number
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,12 @@ class Sum(Denominator):
     eps: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.min is not None and not (math.isfinite(self.min) and self.min > 0):
+        if self.min is not None and not (is_number(self.min) and self.min > 0):
             raise MechanismError(f"Sum(min=...) must be a positive number or None, got {self.min!r}.")
-        if not (math.isfinite(self.eps) and self.eps >= 0):
+        if not (is_number(self.eps) and self.eps >= 0):
             raise MechanismError(f"Sum(eps=...) must be a number >= 0, got {self.eps!r}.")
+        if not isinstance(self.detach, bool):
+            raise MechanismError(f"Sum(detach=...) must be True or False, got {self.detach!r}.")
 
     @property
     def needs_sum(self) -> bool:
@@ -87,7 +89,7 @@ class Sum(Denominator):
         assert weight_sum is not None
         total = weight_sum if self.min is None else weight_sum.clamp(min=self.min)
         total = total + self.eps if self.eps else total
-        # A sum of 0 means no weight at all (no key, or every kernel value 0): the numerator is 0, and so is the output.
+        # Where no weight is negative, a sum of 0 means no weight at all (no key, or every kernel value 0): the output is 0.
         total = torch.where(total != 0, total, torch.ones_like(total))
         return numerator / (total.detach() if self.detach else total)
 
@@ -112,6 +114,10 @@ class Length(Denominator):
     """The number t of keys that the query attends to; ``learned``: t ** sigmoid(c) with one c per head."""
 
     learned: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.learned, bool):
+            raise MechanismError(f"Length(learned=...) must be True or False, got {self.learned!r}.")
 
     @property
     def needs_exponent(self) -> bool:

@@ -28,8 +28,8 @@ def symmetric_dim(d: int, n: int) -> int:
     >>> symmetric_dim(16, 2)
     136
     """
-    if d < 1 or n < 0:
-        raise MechanismError(f"symmetric_dim needs d >= 1 and n >= 0, got d={d}, n={n}.")
+    if not isinstance(d, int) or not isinstance(n, int) or d < 1 or n < 0:
+        raise MechanismError(f"symmetric_dim needs whole d >= 1 and n >= 0, got d={d}, n={n}.")
     return math.comb(d + n - 1, n)
 
 
@@ -143,5 +143,7 @@ def symmetric_power(x: Float[Tensor, "*batch d"], n: int) -> Float[Tensor, "*bat
     >>> symmetric_power(x, 2)  # x0 x0, sqrt(2) x0 x1, x1 x1
     tensor([1.0000, 2.8284, 4.0000])
     """
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim == 0:
+        raise MechanismError("symmetric_power takes a floating tensor with at least one axis.")
     dim = symmetric_dim(x.shape[-1], n)
     return _symmetric_power(x.reshape(-1, x.shape[-1]).contiguous(), n).reshape(*x.shape[:-1], dim)

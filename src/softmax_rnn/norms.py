@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 EPS = 1e-12  # that of F.normalize
 
@@ -16,14 +17,18 @@ class _L2(torch.autograd.Function):
     """``F.normalize`` over the last axis, with a backward pass that reads each tensor once."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        y = x / size.clamp(min=EPS)
-        ctx.save_for_backward(y, size)
-        return y
+        return x / size.clamp(min=EPS), size
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tensor:
         y, size = ctx.saved_tensors
         along = torch.linalg.vecdot(grad, y).unsqueeze(-1)  # what changes the length of y, which is 1
         along = torch.where(size > EPS, along, torch.zeros_like(along))  # below eps the divisor is constant
@@ -32,7 +37,7 @@ class _L2(torch.autograd.Function):
 
 def l2(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """x / max(|x|, 1e-12); takes no weights."""
-    return _L2.apply(x)
+    return _L2.apply(x)[0]
 
 
 def rms(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -27,7 +27,13 @@ CASES = {
     "devices differ": ({"k": BASE["k"].to("meta")}, "on one device"),
     "head dim": ({"k": BASE["k"][..., :2]}, r"k must have shape \(2, 2, 13, 4\)"),
     "lengths of k and v": ({"v": BASE["v"][:, :, :5]}, "k must have shape"),
-    "batch": ({"v": BASE["v"][:1], "k": BASE["k"][:1]}, "k must have shape"),
+    "batch": ({"v": BASE["v"][:1], "k": BASE["k"][:1]}, "v must have the batch size of q, 2, got 1"),
+    "mask is a list": ({"key_padding_mask": [True]}, "key_padding_mask must be a torch.Tensor, got list"),
+    "gate is a number": ({"mechanism": "gate", "output_gate": 0.5}, "output_gate must be a torch.Tensor, got float"),
+    "causal": ({"causal": None}, "causal must be True or False, got None"),
+    "scale is a bool": ({"scale": True}, "scale must be a finite number"),
+    "negative scale of a positive kernel": ({"mechanism": "linear_elu", "scale": -1.0}, "With scale=-1.0 the weights"),
+    "large scale of a cosine": ({"mechanism": "cosine3", "scale": 5.0}, "With scale=5.0 the weights"),
     "heads": ({"q": BASE["q"][:, :3]}, "3 query heads must be a multiple of the 2 key/value heads"),
     "no channels": ({n: BASE[n][..., :0] for n in "qkv"}, "at least 1"),
     "causal lengths": ({"q": BASE["q"][:, :, :5]}, "5 queries over 13 keys needs a state"),
@@ -66,6 +72,11 @@ CASES = {
     "state of another batch": ({"state": state_of("softmax", **{n: x[:1] for n, x in BASE.items()})}, "The state is for batch 1"),
     "state without segments": ({"state": state_of("softmax"), "segment_ids": BOOL.long()}, "without segment_ids"),
     "state without centre": ({"state": state_of("softmax"), "center": torch.zeros(2, 4)}, "without center="),
+    "state with another centre": ({"state": state_of("softmax", center=torch.ones(2, 4)), "center": torch.zeros(2, 4)}, "another center"),
+    "state of another dtype": (
+        {"state": state_of("softmax"), **{n: x.bfloat16() for n, x in BASE.items()}}, "holds torch.float32 values",
+    ),
+    "state on another device": ({"mechanism": "taylor2", "state": state_of("taylor2").to("meta")}, "The state is on meta"),
     "too many queries": ({"state": state_of("softmax"), "k": BASE["k"][:, :, :2], "v": BASE["v"][:, :, :2]}, "as many new keys or none"),
 }  # fmt: skip
 
@@ -90,13 +101,41 @@ def test_a_state_that_cannot_fit_says_what_would():
     assert "a head size of" in text
 
 
-@pytest.mark.parametrize("sizes", [(0, 1, 1, 1, 1), (1, 1, 1, 1, -1)])
+def test_a_state_keeps_its_precision():
+    with pytest.raises(sr.MechanismError, match="to\\(\\) takes a device"):
+        state_of("taylor2").to(torch.float16)
+
+
+@pytest.mark.parametrize("x", [torch.tensor([1, 2, 3]), torch.tensor(1.0), [1.0]])
+def test_symmetric_power_refuses_nonsense(x):
+    unchecked = getattr(sr.symmetric_power, "__wrapped__", sr.symmetric_power)
+    with pytest.raises(sr.MechanismError, match="floating tensor"):
+        unchecked(x, 2)
+
+
+@pytest.mark.parametrize("name", ["softmax", "taylor2", "length"])
+def test_forward_mode_is_refused(name):
+    x = BASE["q"]
+    with pytest.raises(sr.MechanismError, match="go backward only"):
+        torch.func.jvp(lambda q: sr.attention(q, x, x, name), (x,), (x,))
+
+
+@pytest.mark.parametrize("name", ["norm", "length", "taylor2", "softmax"])
+def test_double_backward_raises(name):
+    args = Problem().arguments(name)
+    (grad,) = torch.autograd.grad(sr.attention(mechanism=name, **args).sum(), args["q"], create_graph=True)
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(grad.sum(), args["q"])
+
+
+@pytest.mark.parametrize("sizes", [(0, 1, 1, 1, 1), (1, 1, 1, 1, -1), ("1", 1, 1, 1, 1)])
 def test_explain_refuses_nonsense(sizes):
     with pytest.raises(sr.MechanismError, match="sizes >= 1"):
         sr.explain("softmax", *sizes)
 
 
-@pytest.mark.parametrize("orders", [-1, [], [2, -1]])
+@pytest.mark.parametrize("orders", [-1, [], [2, -1], "2", 2.0])
 def test_terms_refuse_nonsense(orders):
+    unchecked = getattr(sr.taylor_terms, "__wrapped__", sr.taylor_terms)
     with pytest.raises(sr.MechanismError, match="orders must be"):
-        sr.taylor_terms(BASE["q"], BASE["k"], BASE["v"], orders)
+        unchecked(BASE["q"], BASE["k"], BASE["v"], orders)

@@ -43,3 +43,13 @@ def test_a_state_goes_in_and_out(name):
     found, compiled = torch.compile(step, fullgraph=True)(*args.values(), state)
     torch.testing.assert_close(found, want)
     assert compiled.tokens == after.tokens == 18
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["softmax", "norm", "taylor2", "length"])
+def test_several_lengths_without_masks(name):
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q, k, v: sr.attention(q, k, v, name), fullgraph=True, backend="aot_eager")
+    for T in (16, 24, 7):
+        x = torch.randn(1, 2, T, 8, requires_grad=True)
+        torch.testing.assert_close(compiled(x, x, x), sr.attention(x, x, x, name))

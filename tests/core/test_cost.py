@@ -23,7 +23,7 @@ def test_exp_has_one_form():
     e = sr.explain("softmax", 1, 8, 2**20, 64, 64)
     assert e.choice == "parallel"
     assert e.break_even is None
-    assert "no finite recurrent state" in str(e)
+    assert "no recurrent state of constant size" in str(e)
 
 
 def test_a_state_too_large_to_win():

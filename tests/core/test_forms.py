@@ -119,6 +119,10 @@ def test_what_lies_under_the_padding_does_not_matter(name):
     for form in forms(name):
         want = sr.attention(mechanism=name, form=form, key_padding_mask=keep, **args)
         assert torch.equal(sr.attention(mechanism=name, form=form, key_padding_mask=keep, **dirty), want)
+        leaves = {n: x.clone().requires_grad_() for n, x in dirty.items()}
+        out = sr.attention(mechanism=name, form=form, key_padding_mask=keep, **leaves)
+        grads = torch.autograd.grad(out.sum(), list(leaves.values()), allow_unused=True)
+        assert all(g.isfinite().all() for g in grads if g is not None)
 
 
 @pytest.mark.parametrize("name", FINITE)
@@ -137,9 +141,9 @@ def test_auto_is_one_of_the_forms(name, causal):
     torch.testing.assert_close(auto, sr.attention(mechanism=name, causal=causal, form="reference", **args))
 
 
-@pytest.mark.parametrize("scale", [0.3, 1, 2.0])
+@pytest.mark.parametrize("scale", [0.3, 1, 2.0, 0.0, -1.0])
 def test_scale(scale):
-    for name in ("softmax", "gate", "taylor2", "linear_elu"):
+    for name in ("softmax", "norm", "gate", "taylor2", "elu2_norm"):
         problem = Problem(options={"scale": scale})
         expected = outputs_and_gradients(name, problem, "reference")
         for form in forms(name):
@@ -152,3 +156,32 @@ def test_one_channel(name):
     expected = outputs_and_gradients(name, problem, "reference")
     for form in forms(name):
         assert_same(outputs_and_gradients(name, problem, form), expected, 1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_empty_batch(name):
+    for form in ["reference", *forms(name)]:
+        found = outputs_and_gradients(name, Problem(B=0), form)
+        assert found["out"].shape == (0, 4, 13, 3)
+
+
+@pytest.mark.parametrize("name", ["length", "relu_gate"])
+def test_slope_at_the_clamp(name):
+    # A score of exactly the limit: every form has the slope of below, as torch.clamp has.
+    args = Problem(B=1, H=1, Hkv=1, Tq=2, D=1).arguments(name)
+    ones = {n: torch.ones_like(x, requires_grad=True) for n, x in args.items()}
+    grads = [
+        torch.autograd.grad(sr.attention(mechanism=name, form=form, scale=5.0, **ones).sum(), ones["q"])[0]
+        for form in ("reference", "parallel")
+    ]
+    torch.testing.assert_close(*grads)
+    assert grads[0].abs().max() > 0
+
+
+def test_states_of_many_heads_are_made_in_parts(monkeypatch):
+    from softmax_rnn.ops import chunked
+
+    problem = Problem(options={"segment_ids": torch.arange(13)[None].expand(2, -1) // 5})
+    expected = outputs_and_gradients("taylor3_norm", problem, "chunked")
+    monkeypatch.setattr(chunked, "LARGEST", 1)
+    assert_same(outputs_and_gradients("taylor3_norm", problem, "chunked"), expected, 1e-12)

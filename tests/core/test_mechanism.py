@@ -135,7 +135,20 @@ def test_what_cancels_warns():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: sr.Taylor(-1), "Taylor order must be a whole number >= 0, got -1"),
+        (lambda: sr.Taylor(-1), "Taylor order must be a whole number from 0 to 150, got -1"),
+        (lambda: sr.Power(200), "got 200"),
+        (lambda: sr.Exp(clamp=True), "got True"),
+        (lambda: sr.Linear([]), "got []"),
+        (lambda: sr.Linear("elu", scaled="no"), "got 'no'"),
+        (lambda: sr.Sum(min="1"), "got '1'"),
+        (lambda: sr.Sum(eps=None), "got None"),
+        (lambda: sr.Sum(detach="yes"), "got 'yes'"),
+        (lambda: sr.Length("yes"), "got 'yes'"),
+        (lambda: sr.Mechanism(sr.Exp(), sr.Sum(), norm=["l2"]), "got ['l2']"),
+        (
+            lambda: sr.Mechanism.from_dict({"kernel": {"type": []}, "denominator": {"type": "Sum"}}),
+            "Unknown kernel type []",
+        ),
         (lambda: sr.Taylor(2.0), "got 2.0"),
         (lambda: sr.Power(True), "got True"),
         (lambda: sr.Linear("tanh"), "identity, elu, relu, cosine, got 'tanh'"),

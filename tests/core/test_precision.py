@@ -70,3 +70,47 @@ def test_long_sums_stay_exact():
         out, state = sr.attention(q, q, v, name, form="chunked", return_state=True)
         assert (out == 1).all()
         assert state.hidden(0).item() == 70_000
+
+
+@pytest.mark.parametrize(("order", "x"), [(79, 40.0), (64, 30.0), (48, 7.0), (10, 12.0)])
+@pytest.mark.parametrize("form", ["reference", "parallel", "chunked"])
+def test_high_orders_are_the_orders_they_say(order, x, form):
+    # 1/40! is 0 in float32: the series must not stop there.
+    series = sr.Mechanism(sr.Taylor(order), sr.Unnormalised())
+
+    def value(dtype):
+        q = torch.full((1, 1, 1, 1), x, dtype=dtype, requires_grad=True)
+        one = torch.ones(1, 1, 1, 1, dtype=dtype)
+        out = sr.attention(q, one, one, series, scale=1.0, form=form)
+        return torch.stack([out.detach().double().flatten(), torch.autograd.grad(out.sum(), q)[0].double().flatten()])
+
+    if form == "chunked" and x**order > 3e38:  # monomials of float32 keys overflow: that is what parallel is for
+        return
+    torch.testing.assert_close(value(torch.float32), value(torch.float64), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(("degree", "x"), [(30, 20.0), (40, 10.0), (3, -2.0), (0, 5.0)])
+def test_powers_do_not_overflow_on_the_way(degree, x):
+    q, one = torch.full((1, 1, 1, 1), x), torch.ones(1, 1, 1, 1)
+    out = sr.attention(q, one, one, sr.Mechanism(sr.Power(degree), sr.Unnormalised()), scale=1.0, form="parallel")
+    assert out.item() == pytest.approx(x**degree / math.factorial(degree), rel=1e-5)
+
+
+@pytest.mark.parametrize("shift", [-90.0, -55.0, 0.0, 60.0, 80.0])
+@pytest.mark.parametrize("denominator", [sr.Unnormalised(), sr.Length(), sr.Sum(min=1.0)])
+def test_gradients_of_numerators_near_the_ends_of_the_range(shift, denominator):
+    # exp(80) and exp(-90) are float32 numbers; so are the gradients, as long as nobody squares them.
+    m = sr.Mechanism(sr.Exp(), denominator)
+
+    def gradients(dtype):
+        args = Problem(B=1, H=1, Hkv=1, Tq=6, D=3, E=3, seed=2).arguments("softmax", leaves=False)
+        q, k, v = (x.float().to(dtype) for x in args.values())
+        q = torch.cat([q, torch.ones_like(q[..., :1])], -1).requires_grad_()
+        k = torch.cat([k, torch.full_like(k[..., :1], shift)], -1).requires_grad_()
+        v = v.requires_grad_()
+        out = sr.attention(q, k, v, m, scale=1.0, form="reference" if dtype == torch.float64 else "parallel")
+        return [g.double() for g in torch.autograd.grad(out.sum(), (q, k, v))]
+
+    for found, want in zip(gradients(torch.float32), gradients(torch.float64), strict=True):
+        # float32 holds the score of 80 to 8e-6, and exp turns that into a relative error.
+        assert (found - want).abs().max() <= 1e-4 * want.abs().max()

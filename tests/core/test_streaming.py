@@ -161,3 +161,45 @@ def test_states_accumulate_in_float32(name, dtype):
     assert out.dtype == dtype
     if isinstance(state, sr.KroneckerState):
         assert state.moments.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["softmax", "gate", "taylor2", "linear_elu", "linear_cosine", "taylor3_norm"])
+@pytest.mark.parametrize("form", ["auto", "parallel"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_keys_without_queries_and_queries_without_keys(name, form, masked):
+    masks = {
+        "key_padding_mask": torch.arange(T)[None].expand(2, -1) != 3,
+        "segment_ids": torch.arange(T)[None].expand(2, -1) // 6,
+    }
+    args = {**Problem(Tq=T).arguments(name, leaves=False), **(masks if masked else {})}
+    _, state = sr.attention(mechanism=name, form=form, return_state=True, **piece(args, 0, 4))
+    # Feed without asking: the keys count all the same.
+    fed = {n: x[:, :, :0] if n in ("q", "output_gate") else x for n, x in piece(args, 4, 9).items()}
+    if not masked:  # segment ids need a query for each key
+        out, state = sr.attention(mechanism=name, form=form, state=state, return_state=True, **fed)
+        assert out.shape[2] == 0
+    else:
+        _, state = sr.attention(mechanism=name, form=form, state=state, return_state=True, **piece(args, 4, 9))
+    assert state.tokens == 9
+    # Ask without feeding: every query reads all that is remembered, like the query of the last token would.
+    last = {n: x[:, :, 8:9].expand(-1, -1, 3, *x.shape[3:]) if n in ("q", "output_gate") else x[:, :, :0] if x.ndim > 2 else x
+            for n, x in args.items() if n not in masks}  # fmt: skip
+    asked, after = sr.attention(mechanism=name, form=form, state=state, return_state=True, **last)
+    want = sr.attention(mechanism=name, **piece(args, 0, 9))[:, :, -1:]
+    torch.testing.assert_close(asked, want.expand_as(asked))
+    assert_same(memory(after), memory(state), 0)
+    # And the stream goes on.
+    rest = sr.attention(mechanism=name, form=form, state=after, **piece(args, 9, T))
+    torch.testing.assert_close(rest, sr.attention(mechanism=name, **args)[:, :, 9:])
+
+
+def test_the_state_remembers_its_centre():
+    args = Problem(Tq=T).arguments("softmax", leaves=False)
+    center = torch.randn(2, 4, dtype=torch.float64)
+    want = sr.attention(mechanism="taylor4", center=center, **args)[:, :, 9:]
+    _, state = sr.attention(mechanism="taylor4", center=center, return_state=True, **piece(args, 0, 9))
+    for given in (None, center):
+        torch.testing.assert_close(
+            sr.attention(mechanism="taylor4", center=given, state=state, **piece(args, 9, T)), want
+        )
+    assert torch.equal(state.index_select(torch.tensor([1])).center, center)

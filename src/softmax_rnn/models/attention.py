@@ -48,21 +48,22 @@ def attend(
         return compute(q, k, v, m, key_padding_mask=keep, segment_ids=segments, **options)
     if q.shape[2] == 1:
         return compute(q, k, v, m, key_padding_mask=keep, causal=False, **options)
-    # Several queries after a cache (a prompt in chunks): the keys become the state that attention continues, none are new.
-    state = _as_state(k, v, m, keep, options.get("center"))
-    return compute(q, k[:, :, :0], v[:, :, :0], m, state=state, **options)
+    # Several queries after a cache (a prompt in chunks): the earlier keys become the state that attention continues.
+    old = k.shape[2] - q.shape[2]
+    state = _as_state(k[:, :, :old], v[:, :, :old], m, None if keep is None else keep[:, :old], options.get("center"))
+    new = None if keep is None else keep[:, old:]
+    return compute(q, k[:, :, old:], v[:, :, old:], m, key_padding_mask=new, state=state, **options)
 
 
 def _as_state(k: Tensor, v: Tensor, m: Mechanism, keep: Tensor | None, center: Tensor | None) -> KVState:
-    """Keys and values as ``attention`` would remember them: centred, in full precision, mapped, 0 where padded."""
+    """Keys and values as ``attention`` would remember them: 0 where padded, centred, in full precision, mapped."""
+    if keep is not None:
+        k, v = (x.masked_fill(~keep[:, None, :, None], 0.0) for x in (k, v))
     if center is not None:
         k = k - center.to(k.dtype)[:, None]
     if not m.kernel.exponential:
         k = k.to(torch.promote_types(k.dtype, torch.float32))
-    k = m.kernel.map_vectors(k)
-    if keep is not None:
-        k, v = (x.masked_fill(~keep[:, None, :, None], 0.0) for x in (k, v))
-    return KVState(m, center is not None, None, k, v, keep, None)
+    return KVState(m, center, None, m.kernel.map_vectors(k), v, keep, None)
 
 
 class SoftmaxRnnAttention(LlamaAttention):

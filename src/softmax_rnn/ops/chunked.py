@@ -28,6 +28,7 @@ from .kronecker import Features
 from .precision import chosen_precision
 from .weights import weights, weights_and_slopes
 
+LARGEST = 2**26  # numbers in the features of one chunk
 BLOCK = 2**21  # numbers of query features made at once: bounds memory, and large enough to keep the cores busy
 
 
@@ -196,7 +197,7 @@ def chunked(
     ``runs`` (N, T): the document of each token, ascending; those of document 0 continue the given state. T = 0 is allowed.
     """
     T = q.shape[2]
-    if T == 0:
+    if q.numel() == 0:
         return q.new_zeros(*q.shape[:3], v.shape[-1]) + q.sum() * 0, state
     chunk = min(chunk or default_chunk(state.shape[1]), T)
     pad = -T % chunk
@@ -204,10 +205,24 @@ def chunked(
         q, k, v = (F.pad(x, (0, 0, 0, pad)) for x in (q, k, v))
         runs = None if runs is None else torch.cat([runs, runs[:, -1:].expand(-1, pad)], 1)
     q, k, v, state = (x.contiguous() for x in (q, k, v, state))
-    out, state = _chunked(q, k, v, state, runs, list(coefficients), chunk)
+    # The features of one chunk of these sequences at a time: bounds the memory of large states.
+    step = max(1, LARGEST // (q.shape[1] * state.shape[1] * chunk))
+    parts = [
+        _chunked(
+            *(x[n : n + step] for x in (q, k, v, state)),
+            None if runs is None else runs[n : n + step],
+            list(coefficients),
+            chunk,
+        )
+        for n in range(0, len(q), step)
+    ]
+    out, state = parts[0] if len(parts) == 1 else (torch.cat(x) for x in zip(*parts, strict=True))
     return out[:, :, :T], state
 
 
 def default_chunk(rows: int) -> int:
-    """Work within a chunk grows with its length, the traffic of the state shrinks: longer chunks for larger states."""
-    return 64 if rows <= 64 else 128 if rows <= 1024 else 256
+    """Work within a chunk grows with its length, the traffic of the state shrinks: longer chunks for larger states.
+
+    Very large states have features that are larger still, and get short chunks again.
+    """
+    return 64 if rows <= 64 else 128 if rows <= 1024 else 256 if rows <= 2**16 else 64

@@ -8,13 +8,14 @@ T x T work. The recurrent form does the arithmetic of the chunked one, but T sma
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..algebra import Mechanism
 from ..errors import MechanismError
 from ..presets import mechanism as resolve
 from .chunked import default_chunk
-from .state import orders, state_rows
+from .state import STATE_LIMIT, orders, readable_bytes, state_rows
 
 ELEMENTWISE = 8
 STEP = 2**22
@@ -30,6 +31,11 @@ class Cost:
     steps: int
     state_bytes: int
     working_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Is the recurrent state one that would be allowed?"""
+        return self.form == "parallel" or self.state_bytes <= STATE_LIMIT
 
     @property
     def estimate(self) -> int:
@@ -82,10 +88,14 @@ def costs(
 
 def cheapest(m: Mechanism, B: int, H: int, Tq: int, D: int, E: int, Hkv: int, Tk: int, causal: bool) -> str:
     """The form with the smallest estimate."""
-    best, *others = costs(m, B, H, Tq, D, E, Hkv, Tk, causal)
-    for cost in others:  # min(..., key=...) says the same, but torch.compile cannot trace it
-        best = cost if cost.estimate < best.estimate else best
-    return best.form
+    return _best(costs(m, B, H, Tq, D, E, Hkv, Tk, causal)).form
+
+
+def _best(found: Sequence[Cost]) -> Cost:
+    best = found[0]
+    for cost in found[1:]:  # min(..., key=...) says the same, but torch.compile cannot trace it
+        best = cost if cost.fits and cost.estimate < best.estimate else best
+    return best
 
 
 @dataclass(frozen=True)
@@ -100,7 +110,7 @@ class Explanation:
     @property
     def choice(self) -> str:
         """What ``form="auto"`` takes."""
-        return min(self.costs, key=lambda c: c.estimate).form
+        return _best(self.costs).form
 
     def __str__(self) -> str:
         B, H, T, D, E = self.sizes
@@ -108,10 +118,12 @@ class Explanation:
         head = f"{self.mechanism}   B={B} H={H} T={T} D={D} E={E}, causal, forward"
         lines = [head, f"{'form':<10} {'matmul FLOPs':>13} {'elementwise':>12} {'working set':>12} {'state':>10}"]
         for c in self.costs:
-            row = f"{c.form:<10} {c.matmul:>13.3g} {c.elementwise:>12.3g} {_size(c.working_bytes):>12} {_size(c.state_bytes):>10}"
-            lines.append(row + ("   <- auto" if c.form == self.choice else ""))
+            sizes = f"{readable_bytes(c.working_bytes):>12} {readable_bytes(c.state_bytes):>10}"
+            row = f"{c.form:<10} {c.matmul:>13.3g} {c.elementwise:>12.3g} {sizes}"
+            mark = "   <- auto" if c.form == self.choice else "" if c.fits else "   too large"
+            lines.append(row + mark)
         if not kernel.finite:
-            lines.append("no finite recurrent state: the parallel form is the only one that does not go token by token")
+            lines.append("no recurrent state of constant size: the parallel form it is")
         elif self.break_even is None:
             lines.append(
                 f"chunked never overtakes parallel below T = {2**30:,} (state rows: {state_rows(kernel, D):,})"
@@ -121,14 +133,6 @@ class Explanation:
         return "\n".join(lines)
 
 
-def _size(n: float) -> str:
-    for unit in ("B", "KB", "MB", "GB", "TB"):
-        if n < 1024:
-            return f"{n:.1f} {unit}"
-        n /= 1024
-    return f"{n:.1f} PB"
-
-
 def explain(mechanism: str | Mechanism, B: int, H: int, T: int, D: int, E: int) -> Explanation:
     """FLOPs, bytes and state per form, the length from which chunks win, and what ``form="auto"`` takes.
 
@@ -136,8 +140,8 @@ def explain(mechanism: str | Mechanism, B: int, H: int, T: int, D: int, E: int) 
     >>> print(sr.explain("taylor2", 1, 8, 16384, 16, 64))  # doctest: +SKIP
     """
     m = resolve(mechanism)
-    if min(B, H, T, D, E) < 1:
-        raise MechanismError(f"explain needs sizes >= 1, got B={B}, H={H}, T={T}, D={D}, E={E}.")
+    if not all(isinstance(n, int) and n >= 1 for n in (B, H, T, D, E)):
+        raise MechanismError(f"explain needs whole sizes >= 1, got B={B}, H={H}, T={T}, D={D}, E={E}.")
     return Explanation(m, (B, H, T, D, E), tuple(costs(m, B, H, T, D, E)), _break_even(m, B, H, D, E))
 
 

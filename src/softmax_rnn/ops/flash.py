@@ -74,11 +74,26 @@ def _flash(
     return out, lse
 
 
+def _with_lse_gradient(out: Tensor, grad: Tensor, dlse: Tensor) -> Tensor:
+    """O' with sum(dO * O') = sum(dO * O) - dlse."""
+    g, o = grad.to(dlse.dtype), out.to(dlse.dtype)
+    size = torch.linalg.vector_norm(g, dim=-1, keepdim=True)
+    if not bool(((size > 1e-15) & (size < 1e15)).all()):  # squares could leave the range: scale each row to 1 first
+        top = g.abs().amax(-1, keepdim=True)
+        top = torch.where(top > 0, top, torch.ones_like(top))
+        g, dlse = g / top, dlse / top[..., 0]
+        size = torch.linalg.vector_norm(g, dim=-1, keepdim=True)
+        size = torch.where(size > 0, size, torch.ones_like(size))
+    return torch.addcmul(o, dlse[..., None] / size / size, g, value=-1).to(out.dtype)
+
+
 @torch.library.custom_op("softmax_rnn::flash_backward", mutates_args=())
 def _flash_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    grad: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
     keep: Tensor | None, lo: Tensor | None, hi: Tensor | None, causal: bool, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    if dlse is not None:
+        out = _with_lse_gradient(out, grad, dlse)
     if lo is None or hi is None:
         bias = _additive(None, keep, q.dtype)
         return _backward(grad, q, k, v, out, lse, 0.0, causal, attn_mask=bias, scale=scale)
@@ -86,8 +101,7 @@ def _flash_backward(
     dq, dk, dv = (_heads_last(x, wide) for x in (q, k, v))
     for b, i, j, mask in _tiles(lo, hi):
         bias = _additive(mask, None if keep is None else keep[b, j], q.dtype)
-        rows = (x[b, :, i] for x in (grad, q, out, lse))
-        g, q_, o, s = rows
+        g, q_, o, s = (x[b, :, i] for x in (grad, q, out, lse))
         parts = _backward(g, q_, k[b, :, j], v[b, :, j], o, s, 0.0, False, attn_mask=bias, scale=scale)
         dq[b, :, i] += parts[0]
         dk[b, :, j] += parts[1]
@@ -101,7 +115,7 @@ def _(q, k, v, keep, lo, hi, causal, scale):  # type: ignore[no-untyped-def]
 
 
 @_flash_backward.register_fake
-def _(grad, q, k, v, out, lse, keep, lo, hi, causal, scale):  # type: ignore[no-untyped-def]
+def _(grad, dlse, q, k, v, out, lse, keep, lo, hi, causal, scale):  # type: ignore[no-untyped-def]
     return tuple(_heads_last(x, x.dtype) for x in (q, k, v))
 
 
@@ -111,22 +125,12 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
     ctx.save_for_backward(q, k, v, *output, keep, lo, hi)
 
 
-def _with_lse_gradient(out: Tensor, grad: Tensor, dlse: Tensor) -> Tensor:
-    """O' with sum(dO * O') = sum(dO * O) - dlse."""
-    g, o = grad.to(dlse.dtype), out.to(dlse.dtype)
-    size = torch.linalg.vector_norm(g, dim=-1)
-    size = torch.where(size > 0, size, torch.ones_like(size))
-    return torch.addcmul(o, (dlse / size / size)[..., None], g, value=-1).to(out.dtype)
-
-
 def _grad(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
     q, k, v, out, lse, keep, lo, hi = ctx.saved_tensors
-    if dout is None:
+    if dout is None:  # lse is only ever used as a factor on the output
         return (None,) * 8
-    if dlse is not None:
-        out = _with_lse_gradient(out, dout, dlse)
     with chosen_precision(q):
-        grads = _flash_backward(dout, q, k, v, out, lse, keep, lo, hi, ctx.causal, ctx.scale)
+        grads = _flash_backward(dout, dlse, q, k, v, out, lse, keep, lo, hi, ctx.causal, ctx.scale)
     return (*grads, None, None, None, None, None)
 
 

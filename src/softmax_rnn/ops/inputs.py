@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ..algebra import Mechanism
-from ..errors import MechanismError
+from ..errors import MechanismError, is_number
 from ..norms import LEARNED
-from .state import KVState, State
+from .state import KroneckerState, KVState, State
 
 FORMS = ("auto", "parallel", "chunked", "recurrent", "reference")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -29,11 +29,18 @@ class Dims(NamedTuple):
     value_dim: int
 
 
+def _has_tangent(x: Tensor) -> bool:
+    # torch would give a custom operator's output a tangent of zero, without a word.
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+
+
 def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> Dims:
     """Ranks, dtypes, devices and the sizes that must agree."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise MechanismError(f"{name} must be a torch.Tensor, got {type(x).__name__}.")
+        if not torch.compiler.is_compiling() and _has_tangent(x):
+            raise MechanismError("Forward-mode derivatives (jvp) are not there: the sums know how to go backward only.")
         if x.ndim != 4:
             raise MechanismError(f"{name} must have shape (batch, heads, tokens, dim), got {tuple(x.shape)}.")
     if not (q.dtype == k.dtype == v.dtype) or q.dtype not in DTYPES:
@@ -42,7 +49,9 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> Dims:
         raise MechanismError(f"q, k and v must be on one device, got {q.device}, {k.device} and {v.device}.")
     B, H, Tq, D = q.shape
     _, Hkv, Tk, E = v.shape
-    if k.shape != (B, Hkv, Tk, D) or v.shape[0] != B:
+    if v.shape[0] != B:
+        raise MechanismError(f"v must have the batch size of q, {B}, got {v.shape[0]}.")
+    if k.shape != (B, Hkv, Tk, D):
         raise MechanismError(
             f"k must have shape {(B, Hkv, Tk, D)} to go with q {tuple(q.shape)} and v {tuple(v.shape)}, got {tuple(k.shape)}."
         )
@@ -74,10 +83,14 @@ def check_mechanism_arguments(m: Mechanism, dims: Dims, given: dict[str, Tensor 
             raise MechanismError(f"{name} must have shape {shape}, got {tuple(value.shape)}.")
 
 
-def check_devices(q: Tensor, given: dict[str, Tensor | None]) -> None:
-    """Everything on the device of the queries."""
+def check_tensors(q: Tensor, given: dict[str, Tensor | None]) -> None:
+    """Everything a tensor, on the device of the queries."""
     for name, value in given.items():
-        if value is not None and value.device != q.device:
+        if value is None:
+            continue
+        if not isinstance(value, Tensor):
+            raise MechanismError(f"{name} must be a torch.Tensor, got {type(value).__name__}.")
+        if value.device != q.device:
             raise MechanismError(f"{name} is on {value.device}, q on {q.device}: move it there.")
 
 
@@ -132,8 +145,12 @@ def check_form(m: Mechanism, form: str, causal: bool, state: State | None, chunk
             raise MechanismError(f"A {type(state).__name__} cannot be continued in the {form} form: use form='auto'.")
 
 
-def check_state(m: Mechanism, dims: Dims, causal: bool, state: State | None, wanted: bool, centered: bool) -> None:
-    """The state belongs to this mechanism and these shapes; causal lengths fit."""
+def check_state(
+    m: Mechanism, dims: Dims, q: Tensor, causal: bool, state: State | None, wanted: bool, center: Tensor | None
+) -> None:
+    """The state belongs to this mechanism, these shapes and this device; causal lengths fit."""
+    if not isinstance(causal, bool):
+        raise MechanismError(f"causal must be True or False, got {causal!r}.")
     if (state is not None or wanted) and not causal:
         raise MechanismError("A state streams a causal sequence: it needs causal=True.")
     if causal and dims.queries != dims.keys:
@@ -152,26 +169,43 @@ def check_state(m: Mechanism, dims: Dims, causal: bool, state: State | None, wan
         raise MechanismError(f"state must come from attention(..., return_state=True), got {type(state).__name__}.")
     if state.mechanism != m:
         raise MechanismError(f"The state belongs to '{state.mechanism}', not to '{m}'.")
-    if state.centered != centered:
-        raise MechanismError(
-            "The state was built " + ("with" if state.centered else "without") + " center=; stay with that."
-        )
-    memory = state.value if isinstance(state, KVState) else state.moments  # type: ignore[attr-defined]
-    columns = dims.value_dim + (0 if isinstance(state, KVState) else int(m.denominator.needs_sum))
-    key_dim = state.key.shape[-1] if isinstance(state, KVState) else state.head_dim  # type: ignore[attr-defined]
-    if (memory.shape[0], memory.shape[1], memory.shape[-1], key_dim) != (
-        dims.batch,
-        dims.kv_heads,
-        columns,
-        dims.key_dim,
-    ):
+    _check_same_center(state, center)
+    if isinstance(state, KVState):
+        memory, columns, key_dim = state.value, dims.value_dim, state.key.shape[-1]
+        if memory.dtype != q.dtype:
+            raise MechanismError(
+                f"The state holds {memory.dtype} values, the inputs are {q.dtype}: stay with one dtype."
+            )
+    else:
+        assert isinstance(state, KroneckerState)
+        memory, columns, key_dim = state.moments, dims.value_dim + int(m.denominator.needs_sum), state.head_dim
+    if memory.device != q.device:
+        raise MechanismError(f"The state is on {memory.device}, q on {q.device}: use state.to(device).")
+    sizes = (memory.shape[0], memory.shape[1], memory.shape[-1], key_dim)
+    if sizes != (dims.batch, dims.kv_heads, columns, dims.key_dim):
         raise MechanismError(
             f"The state is for batch {memory.shape[0]}, {memory.shape[1]} kv heads and key dim {key_dim}; the inputs have "
             f"batch {dims.batch}, {dims.kv_heads} kv heads, key dim {dims.key_dim} and value dim {dims.value_dim}."
         )
 
 
-def check_scale(scale: float | None) -> None:
-    """A finite number."""
-    if scale is not None and not (isinstance(scale, int | float) and math.isfinite(scale)):
+def _check_same_center(state: State, center: Tensor | None) -> None:
+    if center is None:
+        return  # that of the state is used
+    if state.center is None:
+        raise MechanismError("The state was built without center=; stay with that.")
+    if not torch.compiler.is_compiling() and not torch.equal(state.center, center):
+        raise MechanismError("The state was built with another center; leave it out, the state knows it.")
+
+
+def check_scale(m: Mechanism, scale: float | None) -> None:
+    """A finite number, and one that keeps the weights positive where they have to be."""
+    if scale is None:
+        return
+    if not is_number(scale):
         raise MechanismError(f"scale must be a finite number or None, got {scale!r}.")
+    if m.kernel.signed_at(scale) and m.denominator.needs_sum and not m.allow_signed:
+        raise MechanismError(
+            f"With scale={scale} the weights of {m.kernel.text()} can be negative, so their sum can be 0: "
+            "take a vector norm with Unnormalised(), or say allow_signed=True."
+        )

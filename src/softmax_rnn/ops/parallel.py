@@ -24,8 +24,8 @@ def sums(
     q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, see: Visibility, scale: float, with_sum: bool, with_lse: bool
 ) -> Sums:
     """q (B, H, Tq, D) mapped, k (B, Hkv, Tk, D) mapped, v (B, Hkv, Tk, E), zero where padded; ``scale`` on the score."""
-    if see.keys == 0 or see.queries == 0:
-        return _nothing(q, v)
+    if see.keys == 0 or q.numel() == 0:
+        return _nothing(q, k, v)
     if kernel.exponential:
         return _exp(q, k, v, see, scale, with_lse)
     if kernel.coefficients is None and q.device.type == "cuda":
@@ -35,16 +35,20 @@ def sums(
     return _tiled(q, k, v, kernel, see, scale, with_sum)
 
 
-def _nothing(q: Tensor, v: Tensor) -> Sums:
+def _nothing(q: Tensor, k: Tensor, v: Tensor) -> Sums:
     # Zeros that stay in the graph, so that gradients of the inputs are zeros, too.
-    zero = q.sum(-1, keepdim=True) * 0 + v.sum() * 0
+    zero = q.sum(-1, keepdim=True) * 0 + (k.sum() + v.sum()) * 0
     return Sums(zero.expand(*q.shape[:3], v.shape[-1]), zero, zero)
 
 
 def _exp(q: Tensor, k: Tensor, v: Tensor, see: Visibility, scale: float, with_lse: bool) -> Sums:
     d, e = q.shape[-1], v.shape[-1]
     grouped = q.shape[1] != k.shape[1]
-    causal = see.causal and see.queries > 1
+    if scale <= 0:  # torch's kernels mask by adding -inf before they scale
+        q, scale = q * scale, 1.0
+    causal = False
+    if see.causal and see.queries > 1:  # an expression would be a symbol under torch.compile
+        causal = True
     if see.plain and see.keep is None and not with_lse and d == e:  # with unequal widths SDPA would go dense
         return Sums(
             F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped), None, None
@@ -71,5 +75,5 @@ def _tiled(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, see: Visibility, sca
     out = tiled(
         q.reshape(B * Hkv, H // Hkv, Tq, D), k.flatten(0, 1), v.flatten(0, 1), bounds, see.causal,
         kernel.coefficients or (), kernel.limit,
-    ).reshape(B, H, Tq, -1)  # fmt: skip
+    ).reshape(B, H, Tq, v.shape[-1])  # fmt: skip
     return Sums(out[..., :E], out[..., E:] if with_sum else None, None)

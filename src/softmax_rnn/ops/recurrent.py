@@ -15,6 +15,8 @@ from torch import Tensor
 from ..features import symmetric_power
 from .sums import Sums
 
+BLOCK = 64  # tokens whose features are made at once
+
 
 def features(x: Tensor, coefficients: Sequence[float], weighted: bool) -> Tensor:
     """The symmetric powers of all orders in use, side by side; ``weighted``: times c_n."""
@@ -26,14 +28,17 @@ def steps(
     q: Tensor, k: Tensor, v: Tensor, state: Tensor, runs: Tensor | None, coefficients: Sequence[float]
 ) -> tuple[Tensor, Tensor]:
     """As ``chunked``: q (N, G, T, D), k (N, T, D), v (N, T, E), state (N, rows, E) -> (N, G, T, E) and the state after."""
-    read, write = features(q, coefficients, weighted=True), features(k, coefficients, weighted=False)
     outputs = []
     for t in range(q.shape[2]):
+        if t % BLOCK == 0:
+            block = slice(t, t + BLOCK)
+            read = features(q[:, :, block], coefficients, weighted=True)
+            write = features(k[:, block], coefficients, weighted=False)
         if runs is not None:
             before = runs[:, t - 1] if t else torch.zeros_like(runs[:, 0])
             state = state * (runs[:, t] == before)[:, None, None]
-        state = torch.baddbmm(state, write[:, t, :, None], v[:, t, None, :])
-        outputs.append(torch.bmm(read[:, :, t], state))
+        state = torch.baddbmm(state, write[:, t % BLOCK, :, None], v[:, t, None, :])
+        outputs.append(torch.bmm(read[:, :, t % BLOCK], state))
     if not outputs:
         return q.new_zeros(*q.shape[:3], v.shape[-1]) + q.sum() * 0, state
     return torch.stack(outputs, 2), state

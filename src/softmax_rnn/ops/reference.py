@@ -21,10 +21,11 @@ def weight(x: Tensor, kernel: Kernel) -> Tensor:
     x = x if kernel.limit is None else x.clamp(max=kernel.limit)
     if kernel.coefficients is None:
         return x.exp()
-    total = torch.zeros_like(x)
+    exact = x.double()  # 1/n! and x^n leave the range of anything narrower
+    total = torch.zeros_like(exact)
     for c in reversed(kernel.coefficients):
-        total = total * x + c
-    return total
+        total = total * exact + c
+    return total.to(x.dtype)
 
 
 def sums(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, see: Visibility) -> Sums:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from ..algebra import Mechanism
@@ -33,19 +34,22 @@ def state_rows(kernel: Kernel, d: int) -> int:
     return sum(symmetric_dim(d, n) for n in orders(kernel))
 
 
+STATE_LIMIT = 2**33  # bytes
+
+
 def check_state_size(
-    kernel: Kernel, d: int, columns: int, copies: int, limit: float = 2**33,
+    kernel: Kernel, d: int, columns: int, copies: int, itemsize: int = 4,
     otherwise: str = "form='parallel' keeps keys and values instead",
 ) -> None:  # fmt: skip
-    """Refuse a Kronecker state of more than ``limit`` bytes, and say what would fit; ``otherwise`` is the caller's way out."""
-    size = state_rows(kernel, d) * columns * 4 * copies
-    if size <= limit:
+    """Refuse a Kronecker state of more than ``STATE_LIMIT``, and say what would fit; ``otherwise`` is the caller's way out."""
+    size = state_rows(kernel, d) * columns * itemsize * copies
+    if size <= STATE_LIMIT:
         return
-    top = max(orders(kernel))
+    top, single = max(orders(kernel)), len(orders(kernel)) == 1
 
     def fits(d: int, order: int) -> bool:
-        rows = sum(symmetric_dim(d, n) for n in range(order + 1))
-        return rows * columns * 4 * copies <= limit
+        rows = symmetric_dim(d, order) if single else sum(symmetric_dim(d, n) for n in range(order + 1))
+        return rows * columns * itemsize * copies <= STATE_LIMIT
 
     order = max((n for n in range(top) if fits(d, n)), default=None)
     head = max((h for h in range(1, d) if fits(h, top)), default=None)
@@ -55,30 +59,35 @@ def check_state_size(
         otherwise,
     ]
     raise MechanismError(
-        f"The recurrent state of {kernel.text()} at head size {d} would take {_bytes(size)}, more than {_bytes(limit)}: "
-        + ", ".join(w for w in ways if w)
-        + "."
+        f"The recurrent state of {kernel.text()} at head size {d} would take {readable_bytes(size)}, "
+        f"more than {readable_bytes(STATE_LIMIT)}: " + ", ".join(w for w in ways if w) + "."
     )
 
 
-def _bytes(n: float) -> str:
+def readable_bytes(n: float) -> str:
+    """1536 -> '1.5 KB'.
+
+    >>> readable_bytes(1536)
+    '1.5 KB'
+    """
     for unit in ("B", "KB", "MB", "GB", "TB"):
         if n < 1024:
-            return f"{n:.3g} {unit}"
+            return f"{n:.4g} {unit}"
         n /= 1024
-    return f"{n:.3g} PB"
+    return f"{n:.4g} PB"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class State:
     """What both kinds share."""
 
     mechanism: Mechanism
-    centered: bool
+    center: Tensor | None  # (Hkv, D) what was subtracted from the keys; the same for all sequences
     segment: Tensor | None  # (B,) the segment id of the last token
 
     def _tensors(self) -> dict[str, Tensor]:
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        """Those with a batch axis."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "center"}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def _map(self: S, change: Callable[[Tensor], Tensor]) -> S:
@@ -96,7 +105,10 @@ class State:
 
     def to(self: S, device: Any) -> S:
         """The same state on another device."""
-        return self._map(lambda t: t.to(device))
+        if isinstance(device, torch.dtype):
+            raise MechanismError("A state keeps its precision: to() takes a device.")
+        moved = self._map(lambda t: t.to(device))
+        return moved if moved.center is None else replace(moved, center=moved.center.to(device))
 
     def index_select(self: S, batch: Tensor) -> S:
         """The states of the given batch entries, in that order, repeats allowed: beam search.
@@ -116,9 +128,12 @@ class State:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KVState(State):
-    """All keys (B, Hkv, T, D) and values (B, Hkv, T, E), which of them count, and their document number."""
+    """All keys (B, Hkv, T, D) and values (B, Hkv, T, E), which of them count, and their document number.
+
+    The first call keeps the tensors it was given, without a copy.
+    """
 
     key: Tensor
     value: Tensor
@@ -131,7 +146,7 @@ class KVState(State):
         return self.key.shape[2]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KroneckerState(State):
     """``moments`` (B, Hkv, rows, E or E + 1); ``count`` (B,): the keys of the current document."""
 

@@ -36,10 +36,12 @@ def taylor_terms(
     >>> sr.taylor_terms(q, k, v, 3).shape
     torch.Size([4, 1, 2, 5, 4])
     """
-    wanted = range(orders + 1) if isinstance(orders, int) else list(orders)
-    if not wanted or min(wanted) < 0:
+    wanted = list(range(orders + 1) if isinstance(orders, int) else orders if isinstance(orders, Iterable) else [])
+    if not wanted or not all(isinstance(n, int) and n >= 0 for n in wanted):
         raise MechanismError(f"orders must be a number >= 0 or some of them, got {orders!r}.")
     if center is not None:  # terms are not divided by anything, so attention itself would refuse it
+        if tuple(center.shape) != (k.shape[1], k.shape[-1]):
+            raise MechanismError(f"center must have shape {(k.shape[1], k.shape[-1])}, got {tuple(center.shape)}.")
         k = k - center.to(k.dtype)[:, None]
     masks: dict[str, Any] = {"key_padding_mask": key_padding_mask, "segment_ids": segment_ids}
     terms = [

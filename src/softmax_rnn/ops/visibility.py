@@ -26,6 +26,7 @@ class Visibility:
     device: torch.device
     keep: Tensor | None = None
     runs: Tensor | None = None
+    reads_last: bool = False  # not causal: every query stands after the last key, and sees that key's document
 
     @property
     def offset(self) -> int:
@@ -42,8 +43,15 @@ class Visibility:
         position = torch.arange(self.queries, device=self.device)[None]
         lo = torch.zeros_like(position)
         hi = position + self.offset + 1 if self.causal else torch.full_like(position, self.keys)
+        if self.keys == 0:
+            return lo, lo
         if self.runs is not None:
-            own = self.runs[:, self.keys - self.queries :].contiguous()
+            own = (
+                self.runs[:, -1:].expand(-1, self.queries)
+                if self.reads_last
+                else self.runs[:, self.keys - self.queries :]
+            )
+            own = own.contiguous()
             runs = self.runs.contiguous()
             lo = torch.searchsorted(runs, own)
             hi = torch.minimum(torch.searchsorted(runs, own, right=True), hi)
