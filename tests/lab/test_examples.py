@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("file", sorted((ROOT / "examples" / "configs").glob("*.yaml")), ids=lambda p: p.name)
 def test_example_configurations(file: Path) -> None:
-    if "sweep" in file.name:
-        assert len(read_sweep(file)) == 4
+    if "grid:" in file.read_text():
+        assert len(read_sweep(file)) > 1
     else:
         parse(["--config", str(file)])
 
