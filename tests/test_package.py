@@ -37,6 +37,21 @@ def test_help_does_not_import_torch():
     assert done.stdout.strip().endswith("False")
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_does_not_import_torch(command):
+    code = f"""
+import sys
+from softmax_rnn.cli import main
+try:
+    main([{command!r}, "--help"])
+except SystemExit:
+    pass
+print([m for m in ("torch", "transformers", "datasets") if m in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip().endswith("[]")
+
+
 def test_help_names_every_command(capsys):
     assert main([]) == 0
     out = capsys.readouterr().out

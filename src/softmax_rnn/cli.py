@@ -14,7 +14,7 @@ COMMANDS = {
     "train": ("softmax_rnn.lab.train", "train a model with any mechanism"),
     "sweep": ("softmax_rnn.lab.sweep", "train a grid of them, on this machine or on SLURM"),
     "bench": ("softmax_rnn.bench.main", "measure speed and memory side by side with what people use instead"),
-    "generate": ("softmax_rnn.models.generate", "write text with a trained model, token by token"),
+    "generate": ("softmax_rnn.generate", "write text with a trained model, token by token"),
 }
 
 

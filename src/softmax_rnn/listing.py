@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from .presets import AUTHORS, FAMILIES, mechanisms
-
 
 def main(argv: list[str]) -> int:
     """Print one of the three tables."""
@@ -21,6 +19,8 @@ def main(argv: list[str]) -> int:
 
 
 def _mechanisms() -> list[str]:
+    from .presets import AUTHORS, FAMILIES, mechanisms
+
     names: dict[str, list[str]] = {}
     for theirs, ours in AUTHORS.items():
         names.setdefault(ours, []).append(theirs)

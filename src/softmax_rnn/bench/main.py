@@ -13,10 +13,12 @@ import platform
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from .measure import Record
+
+if TYPE_CHECKING:  # torch is imported when there is something to measure
+    from .measure import Record
 
 PARTS = ("ops", "decode", "train", "memory", "startup")
 

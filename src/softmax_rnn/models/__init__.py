@@ -10,7 +10,6 @@ Importing this package registers ``SoftmaxRnnConfig`` and ``SoftmaxRnnForCausalL
     patch.py      swap the attention of a pretrained model
     authors.py    checkpoints of the paper's own code
     loading.py    one function that opens a folder, a run, a GGUF file or a name on the hub
-    generate.py   the command ``softmax-rnn generate``
 """
 
 from .authors import load_authors

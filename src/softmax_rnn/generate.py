@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from ..errors import UserError
+from .errors import UserError
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     from transformers import TextStreamer
     from transformers.utils import logging
 
-    from . import cache_bytes, load_model, load_tokenizer, patch, smollm2_path
+    from .models import cache_bytes, load_model, load_tokenizer, patch, smollm2_path
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
