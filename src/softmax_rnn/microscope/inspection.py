@@ -1,0 +1,232 @@
+"""``inspect``: one pass over a text for the heads, then the model's loss with its series cut at one order after another."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..errors import UserError
+from .centers import best_center, mean_center
+from .heads import QUANTILES, head_statistics, short
+from .probe import scoped
+from .quality import CLOSE, ORDERS, SETTLED, Quality, forward
+from .series import ladder
+from .states import state_table
+from .tiles import Call
+
+VARIANTS = {"none": ("none",), "mean": ("none", "mean"), "best": ("none", "mean", "best")}
+SHORTEST = 16  # tokens
+MAX_ORDER = 128
+
+Tick = Callable[[str, int, int], None]  # what is done, how many steps of it, of how many
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """``summary`` is about the model and its layers, ``heads`` about each head; both are plain data, keyed by the centring."""
+
+    summary: dict[str, Any]
+    heads: dict[str, list[dict[str, Any]]]
+    centers: dict[str, dict[int, Tensor]]
+
+
+def inspect(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    *,
+    attention_mask: Tensor | None = None,
+    orders: int = MAX_ORDER,
+    tolerance: float = 0.01,
+    center: str = "none",
+    calibration_ids: Tensor | None = None,
+    layer_orders: Sequence[int] = (2, 10, 32),
+    layer_tokens: int = 256,
+    tick: Tick | None = None,
+) -> Inspection:
+    """How many orders of the exponential's series a model uses on a text.
+
+    Args:
+        model: a Hugging Face model that ``patch`` knows, or one of ours; causal or bidirectional. It is left as it was.
+        input_ids: (B, T). attention_mask: (B, T), 1 = a token, 0 = padding.
+        orders: the highest order, up to 128.
+        tolerance: how far a head's output may be from softmax's, |difference| / |output|, to count as equal.
+        center: "none", "mean" (and none, to compare) or "best" (and both others): see ``centers``.
+        calibration_ids: (B, T), other text, from which centers are made.
+        layer_orders, layer_tokens: when one layer is cut at a time: at which orders, on how much of the text. () leaves it out.
+        tick: called after each step, for a progress bar.
+
+    >>> inspect(model, ids, center="mean", calibration_ids=other).summary["needed"]  # doctest: +SKIP
+    """
+    _check(input_ids, attention_mask, orders, tolerance, center, calibration_ids)
+    tick = tick or (lambda what, done, total: None)
+    variants = VARIANTS[center]
+    centers = _calibrate(model, calibration_ids, variants, tick)
+    compared = ladder(orders)
+    heads, shape = _heads(model, input_ids, attention_mask, compared, tolerance, centers, tick)
+
+    quality = Quality(model, input_ids, attention_mask)
+    layers = sorted({h["layer"] for h in heads["none"]})
+    curves = {v: _curve(quality, layers, orders, c, tick, v) for v, c in centers.items()}
+    few = slice(0, layer_tokens)
+    one = Quality(model, input_ids[:, few], None if attention_mask is None else attention_mask[:, few])
+    cut = [n for n in layer_orders if n <= orders]
+    single = {v: _one_by_one(one, layers, cut, c, tick, v) for v, c in centers.items() if v != "mean"} if cut else {}
+
+    needed = {v: _needed(heads[v], curves[v], quality) for v in variants}
+    worth = {n for v in needed.values() for n in (v["median"], v["model"]) if n is not None}
+    summary = {
+        **shape,
+        "tokens": int(input_ids.numel() if attention_mask is None else attention_mask.sum()),
+        "orders": compared,
+        "quantiles": list(QUANTILES),
+        "tolerance": tolerance,
+        "metric": quality.metric,
+        "untouched": round(quality.base, 5),
+        "close": CLOSE[quality.metric],
+        "all_layers": curves,
+        "one_layer": {"tokens": int(one.ids.numel()), "untouched": round(one.base, 5), "orders": cut, **single},
+        "needed": needed,
+        "states": state_table(shape["head_dim"], shape["value_dim"], sorted(worth)),
+    }
+    return Inspection(summary, heads, {v: c for v, c in centers.items() if v != "none"})
+
+
+def _check(
+    ids: Tensor, mask: Tensor | None, orders: int, tolerance: float, center: str, calibration: Tensor | None
+) -> None:
+    if ids.ndim != 2 or ids.shape[1] < SHORTEST:
+        raise UserError(f"The text is too short: {ids.shape[-1]} tokens, and at least {SHORTEST} are needed.")
+    if mask is not None and mask.shape != ids.shape:
+        raise UserError(f"attention_mask has shape {tuple(mask.shape)}, the tokens {tuple(ids.shape)}.")
+    if not 1 <= orders <= MAX_ORDER:
+        raise UserError(f"orders must be from 1 to {MAX_ORDER}, got {orders}.")
+    if not 0 < tolerance < 1:
+        raise UserError(f"tolerance must lie between 0 and 1, got {tolerance:g}.")
+    if center not in VARIANTS:
+        raise UserError(f"center must be one of {', '.join(VARIANTS)}, got {center!r}.")
+    if center != "none" and (calibration is None or calibration.ndim != 2 or calibration.shape[1] < SHORTEST):
+        raise UserError(f"Centring is calibrated on other text: give at least {SHORTEST} tokens of it.")
+
+
+@contextlib.contextmanager
+def _watching(model: PreTrainedModel, see: Callable[[Call], None]) -> Iterator[None]:
+    def scope(call: Call) -> None:
+        see(call)
+
+    with torch.no_grad(), scoped(model, scope):
+        yield
+
+
+def can_center(call: Call) -> bool:
+    """Does centring leave softmax, or whatever the layer computes, as it is?"""
+    return call.mechanism.kernel.shiftable and call.mechanism.cancels_scale
+
+
+def _calibrate(
+    model: PreTrainedModel, ids: Tensor | None, variants: Sequence[str], tick: Tick
+) -> dict[str, dict[int, Tensor]]:
+    centers: dict[str, dict[int, Tensor]] = {v: {} for v in variants}
+    if len(variants) == 1:
+        return centers
+    assert ids is not None
+    total = model.config.num_hidden_layers
+
+    def see(call: Call) -> None:
+        if not can_center(call):
+            raise UserError(f"Centring would change what '{call.mechanism}' computes: leave it out.")
+        for name in variants[1:]:
+            # One head is a row of numbers that patch would round: measure with what will be saved.
+            centers[name][call.layer] = (mean_center if name == "mean" else best_center)(call).float()
+        tick("calibrating", call.layer + 1, total)
+
+    with _watching(model, see):
+        forward(model, ids, None)
+    return centers
+
+
+def _heads(
+    model: PreTrainedModel,
+    ids: Tensor,
+    mask: Tensor | None,
+    orders: list[int],
+    tolerance: float,
+    centers: dict[str, dict[int, Tensor]],
+    tick: Tick,
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, Any]]:
+    """The one pass over the text: the statistics of every head, and the model's shape."""
+    found: dict[str, list[dict[str, Any]]] = {v: [] for v in centers}
+    shape: dict[str, Any] = {}
+    total = model.config.num_hidden_layers * len(centers)
+
+    def see(call: Call) -> None:
+        shape.update(
+            model_type=model.config.model_type, mechanism=str(call.mechanism), causal=call.see.causal,
+            layers=model.config.num_hidden_layers, heads=call.heads, kv_heads=call.k.shape[1],
+            head_dim=call.q.shape[-1], value_dim=call.v.shape[-1],
+        )  # fmt: skip
+        for i, (name, center) in enumerate(centers.items()):
+            for head in range(call.heads):
+                row = head_statistics(call, head, orders, tolerance, center.get(call.layer))
+                if row is not None:
+                    found[name].append({"layer": call.layer, "head": head, **row})
+            tick("heads", call.layer * len(centers) + i + 1, total)
+
+    with _watching(model, see):
+        forward(model, ids, mask)
+    if not found["none"]:
+        raise UserError("No attention was reached: the model has no attention weights, or the text is all padding.")
+    return found, shape
+
+
+def _curve(
+    quality: Quality, layers: list[int], top: int, centers: dict[int, Tensor], tick: Tick, name: str
+) -> dict[str, Any]:
+    """Loss or cosine against order, all layers cut together, until it has settled."""
+    tried: list[int] = []
+    values: list[float] = []
+    wanted = sorted({n for n in ORDERS if n <= top} | {top})
+    limit = SETTLED[quality.metric]
+    for i, n in enumerate(wanted):
+        tried.append(n)
+        values.append(round(quality.at(dict.fromkeys(layers, n), centers), 5))
+        tick(f"all layers, {name}", i + 1, len(wanted))
+        if len(values) > 1 and all(quality.distance(x) <= limit for x in values[-2:]):
+            tick(f"all layers, {name}", len(wanted), len(wanted))
+            break
+    return {"orders": tried, "values": values}
+
+
+def _one_by_one(
+    quality: Quality, layers: list[int], cut: list[int], centers: dict[int, Tensor], tick: Tick, name: str
+) -> list[dict[str, Any]]:
+    rows = []
+    for i, layer in enumerate(layers):
+        rows.append({"layer": layer, "values": [round(quality.at({layer: n}, centers), 5) for n in cut]})
+        tick(f"one layer, {name}", i + 1, len(layers))
+    return rows
+
+
+def _needed(heads: list[dict[str, Any]], curve: dict[str, Any], quality: Quality) -> dict[str, Any]:
+    """The orders that heads and the whole model need; heads that no order satisfies count as more than all others."""
+    values = [h["needed_order"] for h in heads]
+    ranked = sorted(float("inf") if n is None else n for n in values)
+    median = statistics.median_low(ranked)
+    model = None
+    for n, x in zip(reversed(curve["orders"]), reversed(curve["values"]), strict=True):
+        if not quality.distance(x) <= CLOSE[quality.metric]:
+            break
+        model = n
+    return {
+        "median": None if median == float("inf") else int(median),
+        "largest": None if None in values else max(values),
+        "unreached_heads": values.count(None),
+        "share_within_10": short(sum(n is not None and n <= 10 for n in values) / len(values)),
+        "model": model,
+    }

@@ -1,0 +1,49 @@
+"""One look for all pages: plain HTML and CSS in a single file, readable on a phone, in the dark, and without a network."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+CSS = """
+:root { color-scheme: light dark; --ink: #1c1c1c; --soft: #666; --line: #ddd; --paper: #fff; --mark: #fff3d6; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e8e6e3; --soft: #9a9a9a; --line: #3a3a3a; --paper: #16181a; --mark: #3d3210; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 62rem; padding: 1.2rem;
+  font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); }
+h1 { font-size: 1.6rem; line-height: 1.2; } h2 { margin-top: 2.2rem; font-size: 1.2rem; }
+p.lead { font-size: 1.1rem; } .soft { color: var(--soft); }
+figure { margin: 1rem 0; overflow-x: auto; } figure svg { max-width: 100%; height: auto; background: #fff; border-radius: 6px; }
+figcaption { color: var(--soft); font-size: .9rem; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
+th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } tr.marked td { background: var(--mark); }
+code { font-size: .9em; overflow-wrap: anywhere; }
+"""
+
+
+def page(title: str, body: Sequence[str]) -> str:
+    """A whole document; ``body`` is HTML."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{html.escape(title)}</title><style>{CSS}</style></head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body></html>\n"
+    )
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]], marked: Sequence[int] = ()) -> str:
+    """A table; rows whose index is in ``marked`` stand out."""
+    cells = "".join(f"<th>{html.escape(h)}</th>" for h in head)
+    lines = [f'<div class="scroll"><table><thead><tr>{cells}</tr></thead><tbody>']
+    for i, row in enumerate(rows):
+        kind = ' class="marked"' if i in marked else ""
+        lines.append(f"<tr{kind}>" + "".join(f"<td>{html.escape(str(c))}</td>" for c in row) + "</tr>")
+    return "\n".join([*lines, "</tbody></table></div>"])
+
+
+def figure(svg: str, caption: str) -> str:
+    """An SVG drawing, inline, with its caption."""
+    drawing = svg[svg.index("<svg") :]  # without the XML prologue, which HTML does not take
+    return f"<figure>{drawing}<figcaption>{html.escape(caption)}</figcaption></figure>"
