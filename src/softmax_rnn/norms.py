@@ -8,36 +8,46 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 EPS = 1e-12  # that of F.normalize
 
 
-class _L2(torch.autograd.Function):
-    """``F.normalize`` over the last axis, with a backward pass that reads each tensor once."""
+# F.normalize, as an operator of its own: its backward pass reads each tensor once, autograd's would read them five times.
+@torch.library.custom_op("softmax_rnn::l2", mutates_args=())
+def _l2(x: Tensor) -> tuple[Tensor, Tensor]:
+    size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / size.clamp(min=EPS), size
 
-    @staticmethod
-    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return x / size.clamp(min=EPS), size
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(*output)
+@torch.library.custom_op("softmax_rnn::l2_backward", mutates_args=())
+def _l2_backward(grad: Tensor, y: Tensor, size: Tensor) -> Tensor:
+    along = torch.linalg.vecdot(grad, y).unsqueeze(-1)  # what would change the length of y, which is 1
+    along = torch.where(size > EPS, along, torch.zeros_like(along))  # below eps the divisor is constant
+    return torch.addcmul(grad, along, y, value=-1) / size.clamp(min=EPS)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tensor:
-        y, size = ctx.saved_tensors
-        along = torch.linalg.vecdot(grad, y).unsqueeze(-1)  # what changes the length of y, which is 1
-        along = torch.where(size > EPS, along, torch.zeros_like(along))  # below eps the divisor is constant
-        return torch.addcmul(grad, along, y, value=-1) / size.clamp(min=EPS)
+
+@_l2.register_fake
+def _(x):  # type: ignore[no-untyped-def]
+    size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / size, size
+
+
+@_l2_backward.register_fake
+def _(grad, y, size):  # type: ignore[no-untyped-def]
+    return (grad - y) / size
+
+
+def _setup(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*output)
+
+
+_l2.register_autograd(lambda ctx, grad, _: _l2_backward(grad, *ctx.saved_tensors), setup_context=_setup)
 
 
 def l2(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """x / max(|x|, 1e-12); takes no weights."""
-    return _L2.apply(x)[0]
+    return _l2(x)[0]
 
 
 def rms(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

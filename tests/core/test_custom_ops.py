@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from softmax_rnn.features import _symmetric_power
+from softmax_rnn.norms import _l2
 from softmax_rnn.ops.chunked import _chunked
 from softmax_rnn.ops.flash import _flash
 from softmax_rnn.ops.kronecker import _read, _write
@@ -38,6 +39,8 @@ CASES = {
     ),
     "write": (_write, lambda: (x(B, T, D), x(B, T, 3), SERIES)),
     "read": (_read, lambda: (x(B, T, D), x(B, 15, 3), SERIES)),
+    "l2": (_l2, lambda: (x(B, H, T, D),)),
+    "l2, heads last": (_l2, lambda: (heads_last(B, H, T, D),)),
     "symmetric power": (_symmetric_power, lambda: (x(T, D), 3)),
 }
 
