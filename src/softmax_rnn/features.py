@@ -13,6 +13,7 @@ previous one by d products of slices, no index is ever gathered.
 
 import functools
 import math
+import operator
 from typing import Any
 
 import torch
@@ -28,8 +29,12 @@ def symmetric_dim(d: int, n: int) -> int:
     >>> symmetric_dim(16, 2)
     136
     """
-    if not isinstance(d, int) or not isinstance(n, int) or d < 1 or n < 0:
-        raise MechanismError(f"symmetric_dim needs whole d >= 1 and n >= 0, got d={d}, n={n}.")
+    try:
+        d, n = operator.index(d), operator.index(n)
+    except TypeError:
+        raise MechanismError(f"symmetric_dim needs whole numbers, got d={d!r}, n={n!r}.") from None
+    if d < 1 or n < 0:
+        raise MechanismError(f"symmetric_dim needs d >= 1 and n >= 0, got d={d}, n={n}.")
     return math.comb(d + n - 1, n)
 
 
