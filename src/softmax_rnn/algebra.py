@@ -1,4 +1,4 @@
-"""A mechanism: one choice for each slot of
+"""A mechanism as a value: one choice for each slot of the formula
 
     O_t = post_gate_t * Norm( pre_gate_t * sum_s w(x_ts) (in_gate_s v_s) / Z_t )
 
