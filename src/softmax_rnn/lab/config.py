@@ -225,7 +225,9 @@ def _build(parser: Any, read: Any) -> RunConfig:
         raise UserError(
             "data, tokenizer, model, train and run are groups of options, such as train: {steps: 500}."
         ) from None
-    return RunConfig(**{name: values[name] for name in RunConfig.__dataclass_fields__})
+    config = RunConfig(**{name: values[name] for name in RunConfig.__dataclass_fields__})
+    config.model.value()  # here, not when it is made: that would import torch for --help
+    return config
 
 
 def _positive(group: str, config: Any, *names: str) -> None:

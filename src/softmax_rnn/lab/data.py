@@ -9,7 +9,7 @@ the paper's way: one document per row, truncated to ``length``, padded on the ri
 out of the loss. Neither needs an attention mask: the padding comes after every token that counts, and attention is causal.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: jsonargparse would import everything under TYPE_CHECKING to read the strings.
 
 import hashlib
 from collections.abc import Iterator
@@ -78,9 +78,9 @@ def is_test(text: str, fraction: float, seed: int) -> bool:
 class Prepared:
     """What a run trains on."""
 
-    tokenizer: PreTrainedTokenizerFast
-    train: Rows
-    test: Rows
+    tokenizer: "PreTrainedTokenizerFast"
+    train: "Rows"
+    test: "Rows"
     fingerprint: str
     license: str
 
@@ -143,7 +143,7 @@ class Order:
     Each epoch is a new permutation, seeded by (seed, epoch); the length is exactly what the run consumes.
     """
 
-    def __init__(self, rows: Rows, count: int, seed: int) -> None:
+    def __init__(self, rows: "Rows", count: int, seed: int) -> None:
         self.rows, self.count, self.seed = rows, count, seed
         self._epoch, self._permutation = -1, np.empty(0, np.int64)
 
@@ -160,7 +160,7 @@ class Order:
         return self.rows[int(self._permutation[position])]
 
 
-def collate(rows: list[np.ndarray], pad: int) -> dict[str, torch.Tensor]:
+def collate(rows: list[np.ndarray], pad: int) -> dict[str, "torch.Tensor"]:
     """Right-pad to the longest row; the labels of the padding are -100, which the loss leaves out.
 
     >>> batch = collate([np.array([5, 6, 7]), np.array([8, 9])], pad=0)

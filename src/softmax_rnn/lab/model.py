@@ -1,18 +1,17 @@
 """The model of a run: a named size, any of Llama's settings on top, and the mechanism."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: jsonargparse would import everything under TYPE_CHECKING to read the strings.
 
 import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..algebra import Mechanism
 from ..errors import MechanismError, MechanismWarning, UserError
-from ..presets import mechanism as resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+    from ..algebra import Mechanism
     from ..models import SoftmaxRnnConfig, SoftmaxRnnForCausalLM
 
 
@@ -30,11 +29,11 @@ class ModelConfig:
     size: str = "nano"
     overrides: dict[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.value()
+    def value(self) -> "Mechanism":
+        """The mechanism as a value; an unknown one raises ``MechanismError``."""
+        from ..algebra import Mechanism
+        from ..presets import mechanism as resolve
 
-    def value(self) -> Mechanism:
-        """The mechanism as a value."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MechanismWarning)  # a gate that cancels may be just what the run is about
             return resolve(self.mechanism) if isinstance(self.mechanism, str) else Mechanism.from_dict(self.mechanism)
@@ -45,12 +44,12 @@ class ModelConfig:
         return self.mechanism if isinstance(self.mechanism, str) else "custom"
 
 
-def is_gated(mechanism: Mechanism) -> bool:
+def is_gated(mechanism: "Mechanism") -> bool:
     """True if the mechanism has an input or an output gate: those the paper trains with clipped gradients."""
     return mechanism.input_gate or mechanism.output_gate is not None
 
 
-def model_config(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, length: int) -> SoftmaxRnnConfig:
+def model_config(config: ModelConfig, tokenizer: "PreTrainedTokenizerFast", length: int) -> "SoftmaxRnnConfig":
     """The Hugging Face configuration; unknown sizes and settings are refused."""
     from ..models import SIZES, SoftmaxRnnConfig
 
@@ -79,8 +78,8 @@ def model_config(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, length
 
 
 def build_model(
-    config: ModelConfig, tokenizer: PreTrainedTokenizerFast, length: int, seed: int
-) -> SoftmaxRnnForCausalLM:
+    config: ModelConfig, tokenizer: "PreTrainedTokenizerFast", length: int, seed: int
+) -> "SoftmaxRnnForCausalLM":
     """A new model, its weights decided by the seed alone."""
     import torch
 

@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ..errors import UserError
 from .config import RunConfig
 from .recipes import recipe
 
@@ -28,7 +29,9 @@ def ours(config: RunConfig) -> tuple[float, float]:
 
     with tempfile.TemporaryDirectory() as folder:
         config = replace(config, run=replace(config.run, folder=str(Path(folder) / "run")))
-        train(config, quiet=True)
+        outcome = train(config, quiet=True)
+        if outcome.ending != "done":
+            raise UserError(f"The measurement was cut short: {outcome.message}")
         rows = [row for row in read_run(config.folder).rows if "train_loss" in row]
     spans = [(b["tokens"] - a["tokens"], b) for a, b in pairwise(rows)]
     seconds = sum(tokens / row["tokens_per_second"] for tokens, row in spans)

@@ -3,7 +3,7 @@
 All three end as one ``PreTrainedTokenizerFast``, saved beside every checkpoint, with an end-of-text token that separates documents.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: jsonargparse would import everything under TYPE_CHECKING to read the strings.
 
 import hashlib
 import os
@@ -42,7 +42,7 @@ class TokenizerConfig:
 
 def load_tokenizer(
     config: TokenizerConfig, fingerprint: str, documents: Callable[[], Iterator[str]]
-) -> PreTrainedTokenizerFast:
+) -> "PreTrainedTokenizerFast":
     """The tokenizer; a BPE is trained on ``documents()`` unless the cache has the one of this corpus ``fingerprint``."""
     from transformers import PreTrainedTokenizerFast
 
@@ -88,7 +88,7 @@ def _train_bpe(file: Path, vocab: int, documents: Iterator[str]) -> None:
     os.replace(partial, file)
 
 
-def _from_disk(path: Path) -> PreTrainedTokenizerFast:
+def _from_disk(path: Path) -> "PreTrainedTokenizerFast":
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:
@@ -101,7 +101,7 @@ def _from_disk(path: Path) -> PreTrainedTokenizerFast:
         raise UserError(f"{path} is not a tokenizer that transformers can read: {str(error).splitlines()[0]}") from None
 
 
-def _from_hub(name: str) -> PreTrainedTokenizerFast:
+def _from_hub(name: str) -> "PreTrainedTokenizerFast":
     from transformers import AutoTokenizer
 
     try:
@@ -118,7 +118,7 @@ def _from_hub(name: str) -> PreTrainedTokenizerFast:
     return _with_end(tokenizer, name)
 
 
-def _with_end(tokenizer: Any, name: str) -> PreTrainedTokenizerFast:
+def _with_end(tokenizer: Any, name: str) -> "PreTrainedTokenizerFast":
     if tokenizer.eos_token_id is None:
         known = tokenizer.get_vocab()
         end = next((t for t in (END, "</s>", "<eos>", "[SEP]", "<|end_of_text|>") if t in known), None)
@@ -130,7 +130,7 @@ def _with_end(tokenizer: Any, name: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def fingerprint_of(tokenizer: PreTrainedTokenizerFast) -> str:
+def fingerprint_of(tokenizer: "PreTrainedTokenizerFast") -> str:
     """A hash of everything that decides how text is cut."""
     text = tokenizer.backend_tokenizer.to_str() + str(tokenizer.eos_token_id)
     return hashlib.sha256(text.encode()).hexdigest()
