@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +68,13 @@ def _quality(summary: dict[str, Any]) -> Any:
     loss = summary["metric"] == "loss"
     worst = summary["untouched"] + 6 if loss else None
     for name, curve in summary["all_layers"].items():
-        values = [v if v is not None and v == v else float("nan") for v in curve["values"]]
-        axis.plot(curve["orders"], values, "o-", ms=3, color=COLORS[name], label=LABELS[name])
+        even = [(n, v) for n, v in zip(curve["orders"], curve["values"], strict=True) if n % 2 == 0]
+        axis.plot(*zip(*even, strict=True), "o-", ms=3, color=COLORS[name], label=LABELS[name])
     axis.axhline(summary["untouched"], color="#222222", lw=0.8, ls="--")
-    axis.set(xlabel="order", ylabel="loss, nats per token" if loss else "cosine with the untouched encoder")
+    axis.set(xlabel="order (even)", ylabel="loss, nats per token" if loss else "cosine with the untouched encoder")
     axis.set_xscale("symlog", linthresh=4)
-    axis.set_xticks([n for n in (0, 1, 2, 4, 10, 24, 64, 128) if n <= summary["orders"][-1]])
+    axis.set_xlim(left=-0.3)
+    axis.set_xticks([n for n in (0, 2, 4, 10, 24, 64, 128) if n <= summary["orders"][-1]])
     axis.get_xaxis().set_major_formatter("{x:.0f}")
     if worst is not None:
         axis.set_ylim(summary["untouched"] - 0.3, min(worst, axis.get_ylim()[1]))
@@ -119,8 +121,9 @@ def _terms(summary: dict[str, Any], heads: Heads) -> Any:
     figure, axes = _axes(len(shown), 4.4)
     for axis, name in zip(axes, shown, strict=True):
         for layer, rows in _layers(heads[name]).items():
-            longest = min(len(r["log10_terms"]) for r in rows)
-            mean = [sum(10 ** r["log10_terms"][n] for r in rows) / len(rows) for n in range(longest)]
+            # A head's list ends where its terms are negligible.
+            columns = zip_longest(*(r["log10_terms"] for r in rows), fillvalue=-300.0)
+            mean = [sum(10**x for x in column) / len(rows) for column in columns]
             axis.plot(mean, color=plt.get_cmap("viridis")(layer / max(1, summary["layers"] - 1)), lw=0.9)
         axis.set(title=LABELS[name], xlabel="order n", yscale="log", ylim=(1e-8, None))
     axes[0].set_ylabel("mean |x|ⁿ/n!")

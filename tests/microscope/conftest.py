@@ -1,0 +1,42 @@
+"""Tiny models with weights large enough that scores are not all near 0."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
+
+SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _one_thread() -> Iterator[None]:
+    """Tensors are tiny here: threads would only wait for one another."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=2, initializer_range=0.35)).eval()
+
+
+@pytest.fixture
+def bert() -> BertModel:
+    torch.manual_seed(0)
+    return BertModel(BertConfig(**SIZES, initializer_range=0.35)).eval()
+
+
+@pytest.fixture
+def ids() -> torch.Tensor:
+    return torch.randint(3, 64, (2, 24), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def other() -> torch.Tensor:
+    return torch.randint(3, 64, (1, 64), generator=torch.Generator().manual_seed(2))
