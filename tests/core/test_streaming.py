@@ -198,8 +198,8 @@ def test_the_state_remembers_its_centre():
     center = torch.randn(2, 4, dtype=torch.float64)
     want = sr.attention(mechanism="taylor4", center=center, **args)[:, :, 9:]
     _, state = sr.attention(mechanism="taylor4", center=center, return_state=True, **piece(args, 0, 9))
-    for given in (None, center):
+    for again in (None, center):
         torch.testing.assert_close(
-            sr.attention(mechanism="taylor4", center=given, state=state, **piece(args, 9, T)), want
+            sr.attention(mechanism="taylor4", center=again, state=state, **piece(args, 9, T)), want
         )
     assert torch.equal(state.index_select(torch.tensor([1])).center, center)
