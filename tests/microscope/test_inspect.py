@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import softmax_rnn as sr
-from softmax_rnn.microscope import inspect, save_centers
+from softmax_rnn.microscope import findings, inspect, save_centers
 from softmax_rnn.microscope.page import size
 from softmax_rnn.microscope.quality import SETTLED
 from softmax_rnn.microscope.saving import load, save
@@ -96,6 +96,7 @@ def test_centring_changes_nothing_for_exp(
     assert (moved - series).abs().max() > 0.01  # and much for a series
 
 
+@pytest.mark.slow
 def test_centring_saves_orders_where_keys_share_a_direction(llama: Any, ids: Tensor, other: Tensor) -> None:
     """Scores far below 0 for all keys alike: nothing for softmax, hopeless for a series, until they are centred."""
     for layer in llama.model.layers:
@@ -107,8 +108,10 @@ def test_centring_saves_orders_where_keys_share_a_direction(llama: Any, ids: Ten
     assert found.heads["mean"][0]["entropy"] == pytest.approx(found.heads["none"][0]["entropy"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_saved_files(llama: Any, ids: Tensor, other: Tensor, tmp_path: Path) -> None:
     found = inspect(llama, ids, center="best", calibration_ids=other, **QUICK)
+    parent, tmp_path = tmp_path, tmp_path / "tiny"
     save(found, {"model": "<tiny>", "command": "inspect <tiny>"}, tmp_path)
     summary, heads = load(tmp_path)
     assert summary["needed"] == found.summary["needed"]
@@ -121,6 +124,15 @@ def test_the_saved_files(llama: Any, ids: Tensor, other: Tensor, tmp_path: Path)
     assert {p.name for p in tmp_path.glob("*.svg")} >= {"dominant.svg", "terms.svg", "quality.svg", "heads.svg"}
     json.dumps(summary, allow_nan=False)
     sr.patch(llama, "taylor2", center=tmp_path / "calibration.safetensors")
+
+    page_of_tables = parent / "tables.md"
+    page_of_tables.write_text(f"before\n{findings.BEGIN}\nold\n{findings.END}\nafter\n")
+    assert findings.main([str(parent), "--write", str(page_of_tables)]) == 0
+    written = page_of_tables.read_text()
+    assert "| tiny | learned |" in written
+    assert "old" not in written
+    assert written.startswith("before\n")
+    assert written.endswith("after\n")
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ class Quality:
 
     def __init__(self, model: PreTrainedModel, ids: Tensor, mask: Tensor | None) -> None:
         self.model, self.ids, self.mask = model, ids, mask
+        self.metric = ""  # until the first pass shows what the model puts out
         causal: list[bool] = []
         out = self._run({}, {}, causal)
         self.metric = "loss" if all(causal) and getattr(out, "logits", None) is not None else "cosine"
@@ -52,13 +53,17 @@ class Quality:
             return truncated(call, orders[call.layer], centers.get(call.layer))
 
         with scoped(self.model, scope):
-            return forward(self.model, self.ids, self.mask, hidden=True)
+            return forward(self.model, self.ids, self.mask, hidden=self.metric != "loss")
 
     def _measure(self, out: Any) -> float:
         keep = torch.ones_like(self.ids, dtype=torch.bool) if self.mask is None else self.mask.bool()
         if self.metric == "loss":
             target = self.ids[:, 1:].masked_fill(~(keep[:, 1:] & keep[:, :-1]), -100)
-            return F.cross_entropy(out.logits[:, :-1].float().flatten(0, 1), target.flatten()).item()
+            pairs = zip(
+                out.logits, target, strict=True
+            )  # one text at a time: a copy of all logits would be the largest tensor
+            total = sum(F.cross_entropy(x[:-1].float(), y, reduction="sum").item() for x, y in pairs)
+            return total / max(1, int((target != -100).sum()))
         assert self.untouched is not None
         return F.cosine_similarity(_hidden(out).double(), self.untouched.double(), dim=-1)[keep].mean().item()
 
