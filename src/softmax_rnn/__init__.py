@@ -20,6 +20,7 @@ _HOME = {
     "features": ["symmetric_dim", "symmetric_power"],
     "kernels": ["Exp", "Linear", "Power", "Taylor"],
     "models": ["SoftmaxRnnConfig", "SoftmaxRnnForCausalLM", "load_authors", "patch", "unpatch"],
+    "microscope.inspection": ["inspect"],
     "ops.api": ["attention"],
     "ops.cost": ["explain"],
     "ops.state": ["KVState", "KroneckerState", "State"],
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from .kernels import Linear as Linear
     from .kernels import Power as Power
     from .kernels import Taylor as Taylor
+    from .microscope.inspection import inspect as inspect
     from .models import SoftmaxRnnConfig as SoftmaxRnnConfig
     from .models import SoftmaxRnnForCausalLM as SoftmaxRnnForCausalLM
     from .models import load_authors as load_authors

@@ -38,11 +38,15 @@ def _(grad, y, size):  # type: ignore[no-untyped-def]
 
 
 def _setup(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-    ctx.set_materialize_grads(False)
+    ctx.set_materialize_grads(False)  # nobody uses the size
     ctx.save_for_backward(*output)
 
 
-_l2.register_autograd(lambda ctx, grad, _: _l2_backward(grad, *ctx.saved_tensors), setup_context=_setup)
+def _grad(ctx: Any, grad: Tensor | None, _: None) -> Tensor | None:
+    return None if grad is None else _l2_backward(grad, *ctx.saved_tensors)
+
+
+_l2.register_autograd(_grad, setup_context=_setup)
 
 
 def l2(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import softmax_rnn as sr
-from softmax_rnn.microscope import inspect, tiles
+from softmax_rnn.microscope import tiles
 from softmax_rnn.microscope.heads import QUANTILES, head_statistics
+from softmax_rnn.microscope.inspection import inspect
 from softmax_rnn.microscope.tiles import Call
 from softmax_rnn.microscope.truncate import truncated
 from softmax_rnn.ops.visibility import Visibility

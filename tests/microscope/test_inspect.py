@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 import softmax_rnn as sr
-from softmax_rnn.microscope import findings, inspect, save_centers
+from softmax_rnn.microscope import findings
+from softmax_rnn.microscope.centers import save_centers
+from softmax_rnn.microscope.inspection import inspect
 from softmax_rnn.microscope.page import size
 from softmax_rnn.microscope.quality import SETTLED
 from softmax_rnn.microscope.saving import load, save

@@ -64,7 +64,9 @@ def model_config(config: ModelConfig, tokenizer: "PreTrainedTokenizerFast", leng
         "max_position_embeddings": max(length, 2048),
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
+        # The end-of-text token also pads, where it is masked. Told of it, Llama would hold its embedding at zero, and a zero
+        # vector has no direction: cosine attention gets gradients of 1e12 from it.
+        "pad_token_id": None,
         **SIZES[config.size],
         **config.overrides,
     }

@@ -11,10 +11,10 @@ states.py      what an order costs as a recurrent state
 inspection.py  ``inspect``, which puts these together
 figures.py     its pictures
 page.py        its page
+findings.py    tables of committed findings, for the docs
+saving.py      JSON and everything made from it
+opening.py     models and texts, with one sentence for what is wrong
 command.py     ``softmax-rnn inspect``
+
+Nothing is imported here: ``softmax_rnn.inspect`` is the function, and the command answers ``--help`` without torch.
 """
-
-from .centers import save_centers
-from .inspection import Inspection, inspect
-
-__all__ = ["Inspection", "inspect", "save_centers"]
