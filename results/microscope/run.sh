@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes everything in this folder again, from the root of the repository; about an hour on two cores.
+# Makes everything in this folder again, from the root of the repository, in an hour or more on two cores.
 # Each result's own command is in its inspection.json. Texts and models come from installed packages or are trained here.
 set -e
 python=${PYTHON:-.venv/bin/python}
@@ -20,11 +20,8 @@ $inspect smollm2 --text out/microscope/prose.txt --calibrate out/microscope/pros
 $inspect smollm2 --text out/microscope/code.txt --calibrate out/microscope/code-other.txt --max-tokens 256 --layer-tokens 64 --threads 1 --out results/microscope/smollm2-code
 for mechanism in softmax linear_elu linear_relu linear_cosine; do
     run=out/microscope/runs/$mechanism
-    overrides={}
-    # With an end-of-text embedding of 0 (padding_idx), the gradient of the cosine map is not finite.
-    [ $mechanism = linear_cosine ] && overrides='{"pad_token_id": null}'
     $python -m softmax_rnn.cli train --preset laptop --name $mechanism --model.mechanism $mechanism \
-        --model.overrides "$overrides" --run.folder $run --run.threads 1
+        --run.folder $run --run.threads 1
     $inspect $run --text out/microscope/code.txt --calibrate out/microscope/code-other.txt --max-tokens 256 --threads 1 --out results/microscope/run-$mechanism
 done
 $python -m softmax_rnn.microscope.findings results/microscope --write docs/microscope.md
