@@ -21,7 +21,7 @@ def test_every_part_runs_and_writes(part, tmp_path, capsys, monkeypatch):
     assert data["records"]
     for record in data["records"]:
         assert record.keys() >= FIELDS
-        assert record["ours"] > 0
+        assert record["ours"] >= 0  # a small problem may fit into memory that the process has already
         assert record["anchor"] > 0
         assert record["met"] in (True, False, None)
     drawn = {"ops": "time.svg", "decode": "decode.svg", "memory": "memory.svg"}

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from ..errors import UserError
 from ..models import load_model, smollm2_path
-from ..models.loading import _first_line, _locate
+from ..models.loading import first_line, locate
 from .inspection import SHORTEST
 
 ENCODERS = ("bert", "roberta", "xlm-roberta", "electra")
@@ -20,12 +20,12 @@ ENCODERS = ("bert", "roberta", "xlm-roberta", "electra")
 def open_model(name: str) -> tuple[PreTrainedModel, str | Path]:
     """The model, in evaluation mode, and where it lies; encoders come without a head."""
     where: str | Path = smollm2_path() if name == "smollm2" else name
-    place, extra = _locate(where)
+    place, extra = locate(where)
     if not extra and _is_encoder(place):
         try:
             loaded: Any = AutoModel.from_pretrained(place, output_loading_info=True)
         except Exception as error:  # a damaged file can fail anywhere in its reader
-            raise UserError(f"Cannot load a model from {name}: {_first_line(error)}") from None
+            raise UserError(f"Cannot load a model from {name}: {first_line(error)}") from None
         model, found = loaded
         missing = sorted(k for k in found.get("missing_keys", ()) if "pooler" not in k)  # not used here
         if missing:

@@ -27,7 +27,7 @@ def load_model(path: str | Path, **options: Any) -> PreTrainedModel:
     >>> model = load_model("runs/norm-nano")  # doctest: +SKIP
     >>> model = load_model(smollm2_path())  # doctest: +SKIP
     """
-    where, extra = _locate(path)
+    where, extra = locate(path)
     if isinstance(where, Path) and _is_authors(where):
         from .authors import load_authors
 
@@ -39,7 +39,7 @@ def load_model(path: str | Path, **options: Any) -> PreTrainedModel:
     except MechanismError:
         raise
     except Exception as error:  # a damaged file can fail anywhere in its reader
-        raise UserError(f"Cannot load a model from {path}: {_first_line(error)}") from None
+        raise UserError(f"Cannot load a model from {path}: {first_line(error)}") from None
     model, found = loaded
     # Where a tensor is missing or has another shape, transformers goes on with random numbers.
     missing, wrong = sorted(found.get("missing_keys", ())), sorted(found.get("mismatched_keys", ()))
@@ -53,7 +53,7 @@ def load_model(path: str | Path, **options: Any) -> PreTrainedModel:
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer that belongs to ``load_model(path)``; for a run it may lie beside the checkpoints."""
-    where, extra = _locate(path)
+    where, extra = locate(path)
     if isinstance(where, Path) and not extra:
         places = [p for p in (where, where.parent) if (p / "tokenizer_config.json").exists()]
         if not places:
@@ -64,7 +64,7 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(where, **extra)
     except Exception as error:
-        raise UserError(f"Cannot load a tokenizer from {path}: {_first_line(error)}") from None
+        raise UserError(f"Cannot load a tokenizer from {path}: {first_line(error)}") from None
 
 
 def smollm2_path() -> Path:
@@ -112,10 +112,10 @@ def _read_file(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise UserError(f"{path} is missing, but the checkpoint's index names it.") from None
     except Exception as error:
-        raise UserError(f"{path} is damaged or not a file of weights: {_first_line(error)}") from None
+        raise UserError(f"{path} is damaged or not a file of weights: {first_line(error)}") from None
 
 
-def _locate(path: str | Path) -> tuple[str | Path, dict[str, str]]:
+def locate(path: str | Path) -> tuple[str | Path, dict[str, str]]:
     """Where ``from_pretrained`` should look, and what to tell it."""
     local = Path(path).expanduser()
     if local.is_file():
@@ -148,6 +148,7 @@ def _is_authors(folder: Path) -> bool:
         return False  # from_pretrained will say what is wrong
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
     text = str(error).strip().splitlines()
     return text[0] if text else type(error).__name__

@@ -173,9 +173,8 @@ def prepare(
 ) -> Job:
     """Everything that comes before the sums."""
     scale = m.kernel.scale(q.shape[-1]) if scale is None else float(scale)
-    if (
-        keep is not None
-    ):  # first of all, so that nothing under the mask can spread; its values stay 0, whatever the map makes of the keys
+    # First of all, so that nothing under the mask can spread; its values stay 0, whatever the map makes of the keys.
+    if keep is not None:
         k, v = (x.masked_fill(~keep[:, None, :, None], 0.0) for x in (k, v))
     center = state.center if center is None and state is not None else center
     if center is not None:
