@@ -1,1 +1,1 @@
-"""What pages have in common: ``style.py``."""
+"""Pages for readers: ``style.py`` is their common look, ``site.py`` writes the interactive report of a reproduction."""

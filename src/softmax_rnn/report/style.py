@@ -22,12 +22,12 @@ code { font-size: .9em; overflow-wrap: anywhere; }
 """
 
 
-def page(title: str, body: Sequence[str]) -> str:
-    """A whole document; ``body`` is HTML."""
+def page(title: str, body: Sequence[str], head: str = "") -> str:
+    """A whole document; ``body`` is HTML, and so is ``head``, for what a page needs beyond the common style."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{CSS}</style></head>\n<body>\n"
+        f"<title>{html.escape(title)}</title><style>{CSS}</style>{head}</head>\n<body>\n"
         + "\n".join(body)
         + "\n</body></html>\n"
     )
