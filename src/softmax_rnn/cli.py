@@ -13,6 +13,8 @@ COMMANDS = {
     "list": ("softmax_rnn.listing", "mechanisms, model sizes (--sizes), finished runs (--runs)"),
     "train": ("softmax_rnn.lab.train", "train a model with any mechanism"),
     "sweep": ("softmax_rnn.lab.sweep", "train a grid of them, on this machine or on SLURM"),
+    "reproduce": ("softmax_rnn.paper.reproduce", "the paper's figures and claims: train, judge, draw, report"),
+    "report": ("softmax_rnn.paper.report", "verdicts, figures and an offline page from what was reproduced"),
     "inspect": ("softmax_rnn.microscope.command", "how many Taylor orders a trained model uses on a text"),
     "bench": ("softmax_rnn.bench.main", "measure speed and memory side by side with what people use instead"),
     "generate": ("softmax_rnn.generate", "write text with a trained model, token by token"),

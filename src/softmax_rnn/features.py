@@ -14,6 +14,7 @@ previous one by d products of slices, no index is ever gathered.
 import functools
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -105,39 +106,71 @@ def monomials_backward(x: Tensor, powers: list[Tensor], grads: list[Tensor]) -> 
     return dx + grads[1] if len(powers) > 1 else dx
 
 
-@torch.library.custom_op("softmax_rnn::symmetric_power", mutates_args=())
-def _symmetric_power(x: Tensor, n: int) -> Tensor:
-    weights = multiplicities(x.shape[-1], n).sqrt().to(x)
-    return (monomials(x.T.contiguous(), n)[n] * weights[:, None]).T.contiguous()
+@functools.lru_cache(maxsize=64)
+def _factors(d: int, n: int) -> tuple[Tensor, Tensor]:
+    """For each monomial of degree n: its leading index, and which monomial of degree n - 1 is the rest."""
+    size = symmetric_dim(d, n - 1)
+    lead = [torch.full((size - tail,), i) for i, (_, tail) in enumerate(tails(d, n))]
+    rest = [torch.arange(tail, size) for _, tail in tails(d, n)]
+    return torch.cat(lead), torch.cat(rest)
 
 
-@torch.library.custom_op("softmax_rnn::symmetric_power_backward", mutates_args=())
-def _symmetric_power_backward(grad: Tensor, x: Tensor, n: int) -> Tensor:
-    weights = multiplicities(x.shape[-1], n).sqrt().to(x)
+def _gathered(x: Tensor, order: int) -> list[Tensor]:
+    """All powers 0 .. order of x (L, d), without weights, by gathering: few operations, for few vectors."""
+    powers = [x.new_ones(len(x), 1), x][: order + 1]
+    for n in range(2, order + 1):
+        lead, rest = (index.to(x.device) for index in _factors(x.shape[-1], n))
+        powers.append(x.index_select(-1, lead) * powers[-1].index_select(-1, rest))
+    return powers
+
+
+@functools.lru_cache(maxsize=64)
+def _roots(d: int, orders: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.cat([multiplicities(d, n) for n in orders]).sqrt().to(device, dtype)
+
+
+@torch.library.custom_op("softmax_rnn::symmetric_powers", mutates_args=())
+def _symmetric_powers(x: Tensor, orders: Sequence[int]) -> Tensor:
+    powers = _gathered(x, max(orders))
+    roots = _roots(x.shape[-1], tuple(orders), x.dtype, x.device)
+    return torch.cat([powers[n] for n in orders], -1) * roots
+
+
+@torch.library.custom_op("softmax_rnn::symmetric_powers_backward", mutates_args=())
+def _symmetric_powers_backward(grad: Tensor, x: Tensor, orders: Sequence[int]) -> Tensor:
+    grad = (grad * _roots(x.shape[-1], tuple(orders), x.dtype, x.device)).T
     x = x.T.contiguous()
-    powers = monomials(x, n)
-    grads = [torch.zeros_like(p) for p in powers[:-1]] + [grad.T * weights[:, None]]
+    powers = monomials(x, max(orders))
+    grads = [torch.zeros_like(p) for p in powers]
+    for n, part in zip(orders, grad.split([len(powers[n]) for n in orders]), strict=True):
+        grads[n] += part
     return monomials_backward(x, powers, grads).T.contiguous()
 
 
-@_symmetric_power.register_fake
-def _(x, n):  # type: ignore[no-untyped-def]
-    return x.new_empty(len(x), symmetric_dim(x.shape[-1], n))
+@_symmetric_powers.register_fake
+def _(x, orders):  # type: ignore[no-untyped-def]
+    return x.new_empty(len(x), sum(symmetric_dim(x.shape[-1], n) for n in orders))
 
 
-@_symmetric_power_backward.register_fake
-def _(grad, x, n):  # type: ignore[no-untyped-def]
+@_symmetric_powers_backward.register_fake
+def _(grad, x, orders):  # type: ignore[no-untyped-def]
     return torch.empty_like(x)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, ctx.n = inputs
+    x, ctx.orders = inputs
     ctx.save_for_backward(x)
 
 
-_symmetric_power.register_autograd(
-    lambda ctx, grad: (_symmetric_power_backward(grad, *ctx.saved_tensors, ctx.n), None), setup_context=_setup
+_symmetric_powers.register_autograd(
+    lambda ctx, grad: (_symmetric_powers_backward(grad, *ctx.saved_tensors, ctx.orders), None), setup_context=_setup
 )
+
+
+def symmetric_powers(x: Tensor, orders: Sequence[int]) -> Tensor:
+    """The symmetric powers of several orders, ascending, side by side."""
+    flat = _symmetric_powers(x.reshape(-1, x.shape[-1]).contiguous(), list(orders))
+    return flat.reshape(*x.shape[:-1], flat.shape[-1])
 
 
 @checked
@@ -150,5 +183,5 @@ def symmetric_power(x: Float[Tensor, "*batch d"], n: int) -> Float[Tensor, "*bat
     """
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim == 0:
         raise MechanismError("symmetric_power takes a floating tensor with at least one axis.")
-    dim = symmetric_dim(x.shape[-1], n)
-    return _symmetric_power(x.reshape(-1, x.shape[-1]).contiguous(), n).reshape(*x.shape[:-1], dim)
+    symmetric_dim(x.shape[-1], n)
+    return symmetric_powers(x, [n])

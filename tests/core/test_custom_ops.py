@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from softmax_rnn.features import _symmetric_power
+from softmax_rnn.features import _symmetric_powers
 from softmax_rnn.norms import _l2
 from softmax_rnn.ops.chunked import _chunked
 from softmax_rnn.ops.flash import _flash
@@ -41,7 +41,7 @@ CASES = {
     "read": (_read, lambda: (x(B, T, D), x(B, 15, 3), SERIES)),
     "l2": (_l2, lambda: (x(B, H, T, D),)),
     "l2, heads last": (_l2, lambda: (heads_last(B, H, T, D),)),
-    "symmetric power": (_symmetric_power, lambda: (x(T, D), 3)),
+    "symmetric powers": (_symmetric_powers, lambda: (x(T, D), [0, 1, 3])),
 }
 
 

@@ -1,6 +1,8 @@
 """``softmax-rnn bench``: measure, print a table, write JSON and pictures.
 
 softmax-rnn bench all --json results/bench/bench.json --plot results/bench
+
+A single part with ``--json`` replaces its own records in that file and keeps the others: each is a ratio within one run.
 """
 
 from __future__ import annotations
@@ -51,17 +53,29 @@ def row(r: Record) -> str:
     return f"{name} {value}   {r.ratio:6.2f}x {r.anchor_name:<28} {goal:<16} {share}".rstrip()
 
 
-def measure(parts: list[str], quick: bool) -> Iterator[Record]:
+def measure(parts: list[str], quick: bool) -> Iterator[tuple[str, Record]]:
     """The records of the given parts, as they come."""
     for part in parts:
-        yield from importlib.import_module(f"softmax_rnn.bench.{part}").run(quick)
+        for record in importlib.import_module(f"softmax_rnn.bench.{part}").run(quick):
+            yield part, record
 
 
-def write(path: Path, records: list[Record], about: dict[str, Any]) -> None:
-    """All records as JSON, replacing the file at once."""
+def others(path: Path, parts: list[str], about: dict[str, Any]) -> list[dict[str, Any]]:
+    """The records of other parts that the file has already, if they are from this machine and these versions."""
+    if not path.exists():
+        return []
+    there = json.loads(path.read_text())
+    same = ("cpu", "cores", "threads", "python", "torch")
+    if any(there["environment"].get(key) != about[key] for key in same):
+        return []
+    return [record for record in there["records"] if record["part"] not in parts]
+
+
+def write(path: Path, records: list[dict[str, Any]], about: dict[str, Any]) -> None:
+    """All records as JSON, in the order of the parts, replacing the file at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    data = {"environment": about, "records": [r.to_dict() for r in records]}
+    data = {"environment": about, "records": sorted(records, key=lambda r: PARTS.index(r["part"]))}
     temporary.write_text(json.dumps(data, indent=1) + "\n")
     temporary.replace(path)
 
@@ -89,17 +103,18 @@ def main(argv: list[str]) -> int:
     print(
         f"{about['cpu']}, {about['threads']} threads, torch {about['torch']}; ratios are ours / anchor in one interleaved run\n"
     )
-    records = []
-    for record in measure(list(PARTS) if options.part == "all" else [options.part], options.quick):
-        records.append(record)
+    parts = list(PARTS) if options.part == "all" else [options.part]
+    records = others(options.json, parts, about) if options.json else []
+    for part, record in measure(parts, options.quick):
+        records.append({"part": part, **record.to_dict()})
         print(row(record), flush=True)
         if options.json:
             write(options.json, records, about)
-    missed = [r for r in records if r.met is False]
-    print(f"\n{sum(r.met is True for r in records)} targets met, {len(missed)} missed")
+    met = [r["met"] for r in records]
+    print(f"\n{met.count(True)} targets met, {met.count(False)} missed")
     if options.plot:
         from .plots import draw
 
-        for path in draw([r.to_dict() for r in records], options.plot):
+        for path in draw(records, options.plot):
             print(f"wrote {path}")
     return 0

@@ -12,16 +12,18 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..features import symmetric_power
+from ..features import symmetric_dim, symmetric_powers
 from .sums import Sums
 
 BLOCK = 64  # tokens whose features are made at once
 
 
-def features(x: Tensor, coefficients: Sequence[float], weighted: bool) -> Tensor:
-    """The symmetric powers of all orders in use, side by side; ``weighted``: times c_n."""
-    parts = [symmetric_power(x, n) * (c if weighted else 1.0) for n, c in enumerate(coefficients) if c != 0]
-    return torch.cat(parts, -1)
+def features(q: Tensor, k: Tensor, coefficients: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """The symmetric powers of all orders in use, side by side, of q (N, G, L, D) and k (N, L, D); those of q times c_n."""
+    orders = [n for n, c in enumerate(coefficients) if c != 0]
+    both = symmetric_powers(torch.cat([q, k[:, None]], 1), orders)
+    weights = [torch.full((symmetric_dim(q.shape[-1], n),), coefficients[n]) for n in orders]
+    return both[:, :-1] * torch.cat(weights).to(q), both[:, -1]
 
 
 def steps(
@@ -32,8 +34,7 @@ def steps(
     for t in range(q.shape[2]):
         if t % BLOCK == 0:
             block = slice(t, t + BLOCK)
-            read = features(q[:, :, block], coefficients, weighted=True)
-            write = features(k[:, block], coefficients, weighted=False)
+            read, write = features(q[:, :, block], k[:, block], coefficients)
         if runs is not None:
             before = runs[:, t - 1] if t else torch.zeros_like(runs[:, 0])
             state = state * (runs[:, t] == before)[:, None, None]

@@ -1,0 +1,42 @@
+"""Figure 2 (section 4.1): softmax, and its denominator replaced by a vector norm or by a gate, on three corpora."""
+
+from .claims import Claim, matches, more_spikes, worse
+from .figures import Figure, Panel
+from .scales import Scale
+
+MECHANISMS = ("softmax", "norm", "gate")
+
+
+def panels(scale: Scale) -> tuple[Panel, ...]:
+    """One for each corpus."""
+    return tuple(Panel(name, corpus, MECHANISMS) for corpus, name in scale.corpora.items())
+
+
+NORM_MATCHES = Claim(
+    "norm_matches_softmax",
+    "4.1",
+    "With a vector norm in place of the denominator the loss follows softmax's.",
+    (matches("norm", "softmax", where="all"),),
+)
+GATE_WORSE = Claim(
+    "gate_slightly_worse",
+    "4.1",
+    "With a gate in place of the denominator the loss is slightly worse than softmax's.",
+    (worse("gate", "softmax", where="all", by=0.0),),
+)
+GATE_SPIKES = Claim(
+    "gate_has_spikes",
+    "4.1",
+    "With a gate, training has loss spikes that it recovers from.",
+    (more_spikes("gate", "softmax", where="all"),),
+)
+
+FIGURE = Figure(
+    "fig2",
+    "2",
+    "4.1",
+    "Is the denominator a norm or a gate?",
+    "Softmax, and its denominator replaced by an L2 norm of the output or by a learned output gate (divided by the length).",
+    panels,
+    (NORM_MATCHES, GATE_WORSE, GATE_SPIKES),
+)

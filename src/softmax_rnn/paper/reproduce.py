@@ -1,0 +1,118 @@
+"""The command ``softmax-rnn reproduce``: train what a figure needs, judge the paper's claims, draw, and write the report.
+
+    softmax-rnn reproduce quick                       minutes: six mechanisms on one corpus
+    softmax-rnn reproduce all --scale cpu             every figure on a laptop, over as many sessions as it takes
+    softmax-rnn reproduce fig2 --scale paper --dry-run
+
+Stop it in any way: the same command goes on. Runs that several figures share are run once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..lab.farm import Parser, add_options, check_options, run_all
+from .catalog import FIGURES, choose
+from .scales import Cell, Scale, scale
+
+MEGABYTES = 10  # of disk for a run of a laptop scale, checkpoint included
+
+
+def _options(argv: list[str]) -> argparse.Namespace:
+    parser = Parser(
+        prog="softmax-rnn reproduce", description="The paper's figures and claims, from training to report."
+    )
+    parser.add_argument("figure", help=f"{', '.join(FIGURES)} or all")
+    parser.add_argument("--scale", help="cpu or paper; quick has its own", choices=["cpu", "paper"])
+    parser.add_argument("--seeds", type=int, help="how many seeds (cpu: 3, quick: 2, paper: 1)")
+    parser.add_argument("--out", type=Path, help="where to put everything (out/quick, out/cpu, out/paper)")
+    parser.add_argument("--variant", choices=["base", "large", "long"], help="only the runs of this size")
+    add_options(parser, jobs=os.cpu_count() or 1)
+    options = parser.parse_args(argv)
+    check_options(options)
+    if options.seeds is not None and options.seeds < 1:
+        raise UserError(f"--seeds must be positive, got {options.seeds}.")
+    if options.figure == "quick" and options.scale is not None:
+        raise UserError("quick is a scale of its own: leave --scale out, or name a figure.")
+    options.scale = scale("quick" if options.figure == "quick" else options.scale or "cpu")
+    options.seeds = options.seeds or options.scale.seeds
+    options.out = options.out or Path("out") / options.scale.name
+    return options
+
+
+def main(argv: list[str]) -> int:
+    """The command; returns its exit code."""
+    options = _options(argv)
+    cells = plan(options.figure, options.scale, options.seeds, options.variant)
+    if options.dry_run:
+        from .dry import show
+
+        return show(options.figure, options.scale, cells, options.out)
+    _check(options, cells)
+    _write_plan(options)
+    runs = [options.scale.config(cell, options.out / "runs") for cell in cells]
+    code = run_all(runs, options, name=f"reproduce-{options.figure}")
+    if code == 130 or options.slurm:
+        return code
+    from .report import build
+
+    return max(build(options.out, options.out / "report"), _failures(runs))
+
+
+def plan(figure: str, chosen: Scale, seeds: int, variant: str | None = None) -> list[Cell]:
+    """The runs of a figure, or of all, each once; seed by seed, so that an early stop leaves something to see."""
+    found = [cell for f in choose(figure, chosen) for cell in f.cells(chosen, range(seeds))]
+    return [cell for cell in dict.fromkeys(found) if variant in (None, cell.variant)]
+
+
+def _check(options: argparse.Namespace, cells: list[Cell]) -> None:
+    """Whatever can be known to be wrong before hours are spent."""
+    if options.scale.name == "paper" and not options.slurm:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise UserError(
+                "The paper's scale needs GPUs, and this machine has none: --dry-run shows what it would take, --slurm queues it, "
+                "--scale cpu is for this machine."
+            )
+    where = next(p for p in (options.out.absolute(), *options.out.absolute().parents) if p.exists())
+    free, need = shutil.disk_usage(where).free // 2**20, MEGABYTES * len(cells)
+    if free < need:
+        raise UserError(
+            f"{len(cells)} runs need about {need:,} MB in {options.out}, and {free:,} MB are free: make room."
+        )
+
+
+def _write_plan(options: argparse.Namespace) -> None:
+    from ..lab.checkpoint import write_atomically
+    from .summary import read_plan
+
+    file: Path = options.out / "plan.json"
+    seeds = options.seeds
+    if file.exists():
+        there = read_plan(options.out)
+        if there["scale"] != options.scale.name:
+            raise UserError(f"{options.out} holds the scale {there['scale']}: choose another --out.")
+        seeds = max(seeds, there["seeds"])
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps({"scale": options.scale.name, "seeds": seeds}) + "\n")
+    except OSError as error:
+        raise UserError(f"Cannot write to {options.out} ({error.strerror}): choose another --out.") from None
+
+
+def _failures(runs: list[Any]) -> int:
+    """1 if a run has not come to an end, with a sentence."""
+    from ..lab.farm import ENDED, status
+
+    left = [run.folder.name for run in runs if status(run) not in ENDED]
+    if left:
+        print(f"{len(left)} runs did not end, among them {left[0]}; the same command goes on.", file=sys.stderr)
+    return 1 if left else 0

@@ -1,0 +1,125 @@
+"""Verdicts: intervals, regions, and what missing, single and diverged runs do to them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from softmax_rnn.paper.claims import (
+    INFINITE,
+    MARGIN,
+    Claim,
+    conclude,
+    interval,
+    judge,
+    matches,
+    more_spikes,
+    run_test,
+    same_gap,
+    worse,
+)
+from softmax_rnn.paper.results import Results
+from softmax_rnn.paper.scales import SCALES, Cell
+
+from .made import write_run
+
+CPU = SCALES["cpu"]
+LOSSES = st.floats(-10, 10, allow_nan=False)
+
+
+def test_the_interval_is_students() -> None:
+    mean, low, high = interval([1.0, 2.0, 3.0])  # s = 1, n = 3: 4.303 / sqrt(3)
+    assert (mean, round(high - mean, 3), round(mean - low, 3)) == (2.0, 2.484, 2.484)
+    assert interval([0.5]) == (0.5, -INFINITE, INFINITE)
+    assert interval([0.1, math.inf]) == (math.inf, 0.1, math.inf)
+
+
+@given(st.lists(LOSSES, min_size=2, max_size=12), LOSSES)
+def test_intervals_move_with_their_values(values: list[float], shift: float) -> None:
+    mean, low, high = interval(values)
+    assert low <= mean <= high
+    moved = interval([value + shift for value in values])
+    assert moved == pytest.approx((mean + shift, low + shift, high + shift), abs=1e-6)
+
+
+@given(LOSSES, LOSSES, LOSSES, LOSSES)
+def test_a_verdict_is_where_the_interval_lies(a: float, b: float, c: float, d: float) -> None:
+    (low, high), region = sorted((a, b)), tuple(sorted((c, d)))
+    verdict = judge(low, high, region)  # type: ignore[arg-type]
+    inside = region[0] <= low and high <= region[1]
+    apart = high < region[0] or low > region[1]
+    assert verdict == ("holds" if inside else "does not hold" if apart else "inconclusive")
+
+
+@pytest.mark.parametrize(
+    ("losses", "verdict"),
+    [
+        ([0.01, -0.01, 0.0], "holds"),  # hardly any spread, around zero
+        ([0.20, 0.21, 0.19], "does not hold"),
+        ([0.03, 0.00, 0.10], "inconclusive"),
+        ([0.0], "inconclusive"),  # one seed
+    ],
+)
+def test_norm_against_softmax(tmp_path: Path, losses: list[float], verdict: str) -> None:
+    for seed, loss in enumerate(losses):
+        write_run(tmp_path, CPU, Cell("softmax", CPU.main, seed=seed), 3.0 + seed)
+        write_run(tmp_path, CPU, Cell("norm", CPU.main, seed=seed), 3.0 + seed + loss)
+    outcome = run_test(matches("norm", "softmax"), Results(CPU, tmp_path, range(3)))
+    assert outcome.verdict == verdict
+    assert list(outcome.values.values()) == pytest.approx(losses)
+    assert (outcome.note or "").startswith("one seed") == (len(losses) == 1)
+    assert ("without seed 1, 2" in (outcome.note or "")) == (len(losses) == 1)
+
+
+def test_a_diverged_run_counts_as_infinitely_bad(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path, CPU, Cell("softmax", CPU.main, seed=seed), 3.0)
+        write_run(tmp_path, CPU, Cell("length", CPU.main, seed=seed), 3.0, event="diverged", spikes=2)
+    results = Results(CPU, tmp_path, range(3))
+    assert run_test(worse("length", "softmax"), results).verdict == "holds"
+    assert run_test(matches("length", "softmax"), results).verdict == "does not hold"
+    assert "diverged" in str(run_test(matches("length", "softmax"), results).note)
+    assert run_test(more_spikes("length", "softmax"), results).verdict == "holds"
+
+
+def test_nothing_run_is_not_run(tmp_path: Path) -> None:
+    outcome = run_test(worse("linear_elu", "softmax"), Results(CPU, tmp_path, range(3)))
+    assert (outcome.verdict, outcome.mean) == ("not run", None)
+    assert conclude([outcome]) == "not run"
+
+
+def test_means_over_corpora_and_gaps_of_gaps(tmp_path: Path) -> None:
+    for number, corpus in enumerate(CPU.corpora):
+        for seed in range(2):
+            write_run(tmp_path, CPU, Cell("softmax", corpus, seed=seed), 3.0)
+            write_run(tmp_path, CPU, Cell("norm", corpus, seed=seed), 3.0 + 0.3 * number)
+            if corpus == CPU.main:
+                write_run(tmp_path, CPU, Cell("softmax", corpus, "large", seed), 2.0)
+                write_run(tmp_path, CPU, Cell("norm", corpus, "large", seed), 2.5)
+    results = Results(CPU, tmp_path, range(2))
+    assert run_test(matches("norm", "softmax", where="all"), results).mean == pytest.approx(0.3)
+    at_main = 0.3 * list(CPU.corpora).index(CPU.main)
+    assert run_test(same_gap("norm", "softmax", "large"), results).mean == pytest.approx(0.5 - at_main)
+
+
+def test_one_refuted_test_refutes_and_one_open_test_leaves_open(tmp_path: Path) -> None:
+    for seed in range(2):
+        for name, loss in (("a", 3.0), ("b", 3.0), ("c", 3.0 + 2 * MARGIN)):
+            write_run(tmp_path, CPU, Cell(name, CPU.main, seed=seed), loss)
+    results = Results(CPU, tmp_path, range(2))
+    same, other, unknown = (run_test(matches(x, "a"), results) for x in ("b", "c", "d"))
+    assert conclude([same]) == "holds"
+    assert conclude([same, other]) == conclude([same, other, unknown]) == "does not hold"
+    assert conclude([same, unknown]) == "inconclusive"
+
+
+def test_a_claim_names_its_runs_once() -> None:
+    claim = Claim(
+        "x", "4", "x", (worse("gate", "softmax"), worse("norm", "softmax"), matches("norm", "softmax", "long"))
+    )
+    cells = claim.cells(CPU, [0, 1])
+    assert len(cells) == len(set(cells)) == 10

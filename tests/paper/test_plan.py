@@ -1,0 +1,111 @@
+"""The plan: which runs a figure needs at which scale, and what they would cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import softmax_rnn as sr
+from softmax_rnn import cli
+from softmax_rnn.models.sizes import parameter_count
+from softmax_rnn.paper.catalog import FIGURES, of_scale
+from softmax_rnn.paper.estimate import cost
+from softmax_rnn.paper.figures import LOOK, color, label
+from softmax_rnn.paper.reproduce import plan
+from softmax_rnn.paper.scales import SCALES, Cell
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_shared_runs_run_once(name: str) -> None:
+    scale = SCALES[name]
+    figures = ["quick"] if name == "quick" else [figure.name for figure in of_scale(scale)]
+    whole = plan("quick" if name == "quick" else "all", scale, 2)
+    assert len(whole) == len(set(whole)) == len({scale.config(cell, Path("x")).folder for cell in whole})
+    assert set(whole) == {cell for figure in figures for cell in plan(figure, scale, 2)}
+
+
+@pytest.mark.parametrize("figure", FIGURES.values(), ids=lambda figure: figure.name)
+def test_every_mechanism_exists_and_has_a_name(figure) -> None:
+    scale = SCALES["quick" if figure.name == "quick" else "cpu"]
+    for panel in figure.panels(scale):
+        assert len({label(name) for name in panel.mechanisms}) == len(panel.mechanisms)
+        for name in panel.mechanisms:
+            sr.mechanism(name)
+            assert name in LOOK or "order" in label(name)
+            assert color(name).startswith("#")
+
+
+def test_claims_have_names_of_their_own_and_need_only_planned_runs() -> None:
+    scale = SCALES["cpu"]
+    claims = [claim for figure in of_scale(scale) for claim in figure.claims]
+    assert len({claim.name for claim in claims}) == len(claims) >= 18
+    planned = set(plan("all", scale, 3))
+    assert all(set(claim.cells(scale, range(3))) <= planned for claim in claims)
+
+
+def test_expanded_figures_need_no_further_runs() -> None:
+    scale = SCALES["cpu"]
+    assert set(plan("fig8", scale, 3)) == set(plan("fig2", scale, 3))
+    assert set(plan("fig9", scale, 3)) <= set(plan("fig6", scale, 3))
+
+
+def test_the_papers_scale_is_appendix_d() -> None:
+    scale = SCALES["paper"]
+    base, large, long = (
+        scale.config(Cell("norm", "pile", variant), Path("x")) for variant in ("base", "large", "long")
+    )  # type: ignore[arg-type]
+    assert [cost(c).parameters for c in (base, large, long)] == [
+        parameter_count("small"), parameter_count("large"), parameter_count("small"),
+    ]  # fmt: skip
+    assert (base.data.length, long.data.length, base.train.batch, base.train.steps) == (1024, 4096, 36, 100_000)
+    assert {base.data.source, base.tokenizer.source} == {"pile", "meta-llama/Llama-2-7b-hf"}
+    assert (base.train.lr, base.train.warmup, base.train.weight_decay, base.train.precision) == (
+        1e-4,
+        10_000,
+        0.01,
+        "bf16",
+    )
+    assert cost(base).tokens == 100_000 * 36 * 1024
+
+
+def test_dry_runs_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "nothing"
+    assert cli.main(["reproduce", "fig3", "--scale", "paper", "--dry-run", "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    for part in (
+        "torchrun --nproc-per-node 4 -m softmax_rnn.lab.train --preset paper-large --name norm-fineweb-large-0",
+        "torchrun --nproc-per-node 6 -m softmax_rnn.lab.train --preset paper-long",
+        "--slurm --gpus 4 --processes 4",
+        "GPU hours",
+        "275,293,184",
+        "FLOPs",
+    ):
+        assert part in text
+    assert cli.main(["reproduce", "all", "--dry-run", "--out", str(out)]) == 0
+    assert "minutes on" in capsys.readouterr().out
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["fig1"], "Unknown figure 'fig1'; figures are quick, fig2"),
+        ([], "required: figure"),
+        (["fig2", "--scale", "huge"], "invalid choice: 'huge'"),
+        (["fig2", "--seeds", "0"], "--seeds must be positive"),
+        (["fig2", "--jobs", "0"], "--jobs must be positive"),
+        (["quick", "--scale", "paper"], "quick is a scale of its own"),
+        (["fig2", "--scale", "paper"], "needs GPUs"),
+    ],
+)
+def test_wrong_input_is_one_sentence(
+    tmp_path: Path, argv: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert cli.main(["reproduce", *argv]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())

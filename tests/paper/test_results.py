@@ -1,0 +1,145 @@
+"""What is on disk: missing seeds, interrupted runs and damaged files are said, never invented."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from softmax_rnn import cli
+from softmax_rnn.errors import UserError
+from softmax_rnn.paper.plots import draw
+from softmax_rnn.paper.reproduce import plan
+from softmax_rnn.paper.results import Results
+from softmax_rnn.paper.scales import SCALES, Cell
+from softmax_rnn.paper.summary import summarise
+
+from .made import write_plan, write_run, write_runs
+
+QUICK = SCALES["quick"]
+
+
+def loss(cell: Cell) -> float:
+    base = {"softmax": 3.0, "norm": 3.01, "gate": 3.1, "linear_elu": 3.4, "taylor0_norm": 3.6, "taylor2_norm": 3.1}
+    return base[cell.mechanism] + 0.001 * cell.seed * (cell.mechanism == "norm") + 0.2 * cell.seed
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_runs(tmp_path / "quick", QUICK, plan("quick", QUICK, QUICK.seeds), loss)
+    return tmp_path / "quick"
+
+
+def test_a_whole_reproduction(folder: Path) -> None:
+    summary = summarise(folder)
+    assert summary["counts"] == {"holds": 4, "does not hold": 0, "inconclusive": 0, "not run": 0}
+    assert {run["status"] for run in summary["runs"]} == {"done"}
+    (panel,) = summary["figures"][0]["panels"]
+    softmax = panel["curves"][0]
+    assert softmax["final_test"] == {"mean": pytest.approx(3.1), "low": pytest.approx(3.0), "high": pytest.approx(3.2)}
+    assert softmax["test"]["mean"][-1] == pytest.approx(3.1)
+    assert softmax["train"]["high"][-1] - softmax["train"]["low"][-1] == pytest.approx(0.2)
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+
+
+def test_a_missing_seed_is_named(folder: Path) -> None:
+    gone = QUICK.config(Cell("norm", QUICK.main, seed=1), folder / "runs").folder
+    (gone / "config.yaml").unlink()
+    summary = summarise(folder)
+    claim = next(c for c in summary["claims"] if c["name"] == "norm_matches_softmax")
+    assert claim["verdict"] == "inconclusive"
+    assert claim["missing"] == ["norm on tunes, base, seed 1 (missing)"]
+    assert "without seed 1" in claim["tests"][0]["note"]
+    norm = next(c for c in summary["figures"][0]["panels"][0]["curves"] if c["mechanism"] == "norm")
+    assert (norm["seeds"], norm["missing"]) == ([0], [1])
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "status", "note"),
+    [
+        ("metrics.jsonl", lambda text: text[:-60], "unfinished", "stopped at step 200 of 200"),  # the end was cut off
+        ("metrics.jsonl", lambda text: text[: len(text) // 2], "unfinished", "stopped at step"),
+        ("metrics.jsonl", lambda text: "", "unfinished", "stopped at step 0 of 200"),
+        ("metrics.jsonl", lambda text: '{"a": 1}\n' + text, "damaged", "without step and tokens"),
+        ("metrics.jsonl", lambda text: text.replace("test_loss", "tost_loss"), "damaged", "has no test loss"),
+        ("metrics.jsonl", lambda text: text.splitlines()[0] + '\n{"step": 5, "tokens": 9, "event": "done"}\n', "damaged",
+         "says done at step 5 of 200"),
+        ("config.yaml", lambda text: text[:40] + "\x00: [", "damaged", "cannot be read"),
+        ("config.yaml", lambda text: "", "damaged", "not that of a run"),
+    ],
+)  # fmt: skip
+def test_half_written_files_are_seen(folder: Path, file: str, damage, status: str, note: str) -> None:
+    cell = Cell("softmax", QUICK.main, seed=0)
+    path = QUICK.config(cell, folder / "runs").folder / file
+    path.write_text(damage(path.read_text()))
+    record = Results(QUICK, folder, [0, 1]).record(cell)
+    assert record.status == status
+    assert note in str(record.note)
+    assert record.final("test_loss") is None
+    summary = summarise(folder)
+    assert any(run["status"] == status and note in run["note"] for run in summary["runs"])
+    assert all(claim["verdict"] != "holds" or "more_orders" in claim["name"] for claim in summary["claims"])
+
+
+def test_a_diverged_run_has_a_hole_not_a_number(folder: Path, tmp_path: Path) -> None:
+    run = QUICK.config(Cell("gate", QUICK.main, seed=0), folder / "runs").folder / "metrics.jsonl"
+    rows = [json.loads(line) for line in run.read_text().splitlines()]
+    rows[-2]["test_loss" if "test_loss" in rows[-2] else "train_loss"] = None
+    rows[-1]["event"] = "diverged"
+    run.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = summarise(folder)
+    gate = next(c for c in summary["figures"][0]["panels"][0]["curves"] if c["mechanism"] == "gate")
+    assert None in gate["test"]["mean"] + gate["train"]["mean"]
+    assert gate["final_test"]["low"] == pytest.approx(3.3)  # seed 1 alone
+    assert draw(summary, tmp_path / "figures")
+
+
+def test_nothing_run_draws_nothing(tmp_path: Path) -> None:
+    write_plan(tmp_path, SCALES["cpu"], 3)
+    summary = summarise(tmp_path)
+    assert summary["counts"]["not run"] == len(summary["claims"])
+    assert draw(summary, tmp_path / "figures") == []
+
+
+def test_figures_are_the_same_for_the_same_data(folder: Path, tmp_path: Path) -> None:
+    summary = summarise(folder)
+    first, second = draw(summary, tmp_path / "a"), draw(summary, tmp_path / "b")
+    assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
+    assert "softmax" in first[0].read_text()
+    assert first[0].with_suffix(".pdf").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "has no plan.json"),
+        ("{", "damaged"),
+        ('{"scale": "cpu"}', "damaged"),
+        ('{"scale": "huge", "seeds": 1}', "damaged"),
+        ("[]", "damaged"),
+    ],
+)
+def test_a_folder_that_is_no_reproduction(
+    tmp_path: Path, content: str | None, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        (tmp_path / "plan.json").write_text(content)
+    with pytest.raises(UserError, match=says):
+        summarise(tmp_path)
+    assert cli.main(["report", str(tmp_path)]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_nothing_to_report_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["report"]) == 2
+    assert "Nothing to report on" in capsys.readouterr().err
+
+
+def test_more_spikes_are_counted(tmp_path: Path) -> None:
+    write_run(tmp_path, QUICK, Cell("gate", "tunes"), 3.0, spikes=3)
+    assert Results(QUICK, tmp_path, [0]).final(Cell("gate", "tunes"), "spikes") == 3
