@@ -44,14 +44,16 @@ class Browser:
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
         self.driver = webdriver.Chrome(options, Service(executable_path=shutil.which("chromedriver")))
 
-    def open(self, page: Path, width: int = 1280, height: int = 900, dark: bool = False, scripts: bool = True) -> None:
-        """Show a file, and wait until it is ready; what the console said of earlier pages is forgotten."""
+    def open(
+        self, page: Path, width: int = 1280, height: int = 900, dark: bool = False, scripts: bool = True, part: str = ""
+    ) -> None:
+        """Show a file, at the #part given, and wait until it is ready; what the console said of earlier pages is forgotten."""
         self.resize(width, height)
         self.dark(dark)
         self._tell("Emulation.setScriptExecutionDisabled", value=not scripts)
         self.problems()
         self.driver.get("about:blank")  # or else an address that differs only in its #part would not load anew
-        self.driver.get(page.resolve().as_uri())
+        self.driver.get(page.resolve().as_uri() + part)
         self.until("return document.readyState === 'complete'" if not scripts else READY)
 
     def resize(self, width: int, height: int = 900) -> None:

@@ -4,7 +4,7 @@ claims that were not run, and a label that would like to be HTML."""
 import math
 from typing import Any
 
-NASTY = "</script><img src=x onerror=alert(1)>"
+NASTY = "</script><img src=x onerror=alert(1)><b>%{x}</b>"
 CORPORA = ["code", "speeches", "tunes"]
 MECHANISMS = {
     "softmax": ("#222222", "solid", "Σ exp(x) v / Σ exp(x)", 0.0),

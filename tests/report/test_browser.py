@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from PIL import Image
+from selenium.webdriver import ActionChains
 
 from softmax_rnn.report.site import write_site
 from tests.report.example import NASTY, example
@@ -57,14 +59,25 @@ def test_claims_and_curves_are_on_the_first_screen(shown):
     assert {name for name, _, _ in lines(shown, HEADLINE)} == {"softmax", "norm", "gate"}
 
 
+def test_curves_can_be_seen(shown, tmp_path):
+    """In the picture, not only in the document: a layer above them may be opaque."""
+    for dark in (False, True):
+        shown.dark(dark)
+        box = shown.run(
+            "const b = document.querySelector('.beside .plot').getBoundingClientRect(); return [b.x, b.y, b.right, 900]"
+        )
+        shown.screenshot(tmp_path / "page.png")
+        pixels = Image.open(tmp_path / "page.png").convert("RGB").crop(box).get_flattened_data()
+        for name, _, color in lines(shown, HEADLINE)[:3]:
+            wanted = tuple(int(c) for c in color.removeprefix("rgb(").removesuffix(")").split(","))
+            assert sum(pixel == wanted for pixel in pixels) > 50, (name, dark)
+
+
 def test_hovering_shows_the_losses(shown):
-    shown.run(
-        """const plot = document.querySelector(arguments[0] + ' .plot');
-           Plotly.Fx.hover(plot, [{curveNumber: 1, pointNumber: 5}], 'xy')""",
-        HEADLINE,
-    )
-    hover = shown.until("return document.querySelector('.beside .hoverlayer')?.textContent")
-    assert "softmax" in hover
+    panel = shown.driver.find_element("css selector", ".beside .plot .nsewdrag")
+    ActionChains(shown.driver).move_to_element(panel).perform()
+    hover = shown.until("return document.querySelector('.beside .hoverlayer').textContent")
+    assert all(name in hover for name in ("softmax", "norm", "gate"))
 
 
 def test_the_slider_changes_the_picture(shown):
@@ -98,6 +111,19 @@ def test_the_legend_hides_a_mechanism_in_all_panels(shown):
     assert shown.run(pressed) == "false"
     press(shown, HEADLINE, "gate")
     assert sum(name == "gate" for name, _, _ in lines(shown, HEADLINE)) == 3
+
+
+def test_a_double_click_leaves_one_curve(shown):
+    chip = shown.driver.find_element("css selector", ".beside .legend button:nth-child(2)")
+    ActionChains(shown.driver).double_click(chip).perform()
+    assert {name for name, _, _ in lines(shown, HEADLINE)} == {"norm"}
+    ActionChains(shown.driver).double_click(chip).perform()
+    assert {name for name, _, _ in lines(shown, HEADLINE)} == {"softmax", "norm", "gate"}
+
+
+def test_an_address_with_a_figure_opens_there(browser, site):
+    browser.open(site, part="#figure-fig4")
+    assert 0 <= browser.run("return document.getElementById('figure-fig4').getBoundingClientRect().top") < 100
 
 
 def test_train_test_and_axes(shown):
@@ -168,6 +194,8 @@ def test_turning_a_phone_gives_panels_their_columns(browser, site):
     assert browser.run(tops) == 3  # one above the other
     browser.resize(1280)
     browser.until(f"{tops.replace('return', 'return 1 ===')}")
+    box = "const p = document.querySelector('#figure-fig2 .plot'); return p.clientHeight === p.querySelector('svg').clientHeight"
+    browser.until(box)
     assert browser.problems() == []
 
 

@@ -93,14 +93,16 @@ def _numbers(figure: dict[str, Any]) -> str:
     if not rows:
         return ""
     head = ["final test loss", "formula", *(str(p.get("title") or "") for p in panels)]
-    return f"<details><summary>Numbers</summary>{table(head, [[k, *v] for k, v in rows.items()])}</details>"
+    key = '<p class="meta">The mean over seeds, in brackets the lowest and the highest; spikes are the mean number per run.</p>'
+    return f"<details><summary>Numbers</summary>{table(head, [[k, *v] for k, v in rows.items()])}{key}</details>"
 
 
 def _final(curve: dict[str, Any]) -> str:
-    final, seeds = curve.get("final_test") or {}, curve.get("seeds") or []
+    final, seeds, missing = curve.get("final_test") or {}, curve.get("seeds") or [], curve.get("missing") or []
     spread = f" [{number(final.get('low'))}, {number(final.get('high'))}]" if len(seeds) > 1 and final else ""
+    there = f", {len(seeds)} of {count(len(seeds) + len(missing), 'seed')}" if missing else ""
     spikes = f", {number(curve['spikes'], 1)} spikes" if curve.get("spikes") else ""
-    return f"{number(final.get('mean'))}{spread}, {count(len(seeds), 'seed')}{spikes}"
+    return f"{number(final.get('mean'))}{spread}{there}{spikes}"
 
 
 def _sources(figure: dict[str, Any], drawn: Collection[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import is_number
@@ -13,9 +14,9 @@ WIDTH, HEIGHT = 150, 22
 def glyph(test: dict[str, Any]) -> str:
     """Inline SVG: the region shaded, the interval a line with the mean as a dot, seeds as ticks, zero dotted."""
     low, high = _region(test)
-    interval = [test.get("low"), test.get("high")]
+    mean, *interval = _estimate(test)
     values = [v for v in test.get("values") or [] if is_number(v)]
-    shown = [v for v in [low, high, *interval, test.get("mean"), *values] if is_number(v)]
+    shown = [v for v in [low, high, *interval, mean, *values] if is_number(v)]
     if not shown:
         return ""
     at = _scale(shown)
@@ -27,8 +28,8 @@ def glyph(test: dict[str, Any]) -> str:
     marks += [_line("seed", at(v), HEIGHT - 8, HEIGHT - 3) for v in values]
     if all(is_number(v) for v in interval):
         marks.append(f'<path class="interval" d="M{at(interval[0]):.1f} 9H{at(interval[1]):.1f}"/>')
-    if is_number(test.get("mean")):
-        marks.append(f'<circle class="mean" cx="{at(test["mean"]):.1f}" cy="9" r="3.6"/>')
+    if is_number(mean):
+        marks.append(f'<circle class="mean" cx="{at(mean):.1f}" cy="9" r="3.6"/>')
     label = text(f"{measured(test)}; the claim holds {region_words(test)}")
     return (
         f'<svg class="glyph {kind(test.get("verdict"))}" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
@@ -42,7 +43,7 @@ def measured(test: dict[str, Any]) -> str:
     >>> measured({"mean": 0.005, "low": -0.012, "high": 0.0214, "unit": "nats"})
     '+0.005 [−0.012, 0.021] nats'
     """
-    mean, low, high = (test.get(k) for k in ("mean", "low", "high"))
+    mean, low, high = _estimate(test)
     unit = f" {test['unit']}" if test.get("unit") else ""
     if not is_number(mean):
         return "no number"
@@ -66,6 +67,10 @@ def region_words(test: dict[str, Any]) -> str:
     return f"below {_plain(high)}" if is_number(high) else "anywhere"
 
 
+def _estimate(test: dict[str, Any]) -> tuple[Any, Any, Any]:
+    return test.get("mean"), test.get("low"), test.get("high")
+
+
 def _region(test: dict[str, Any]) -> tuple[Any, Any]:
     low, high = test.get("region") or (None, None)
     return low, high
@@ -75,7 +80,7 @@ def _plain(value: float) -> str:
     return f"{value:g}".replace("-", "−")
 
 
-def _scale(shown: list[float]) -> Any:
+def _scale(shown: list[float]) -> Callable[[float], float]:
     """A map from values to x, with a margin on both sides so that an unbounded region visibly goes on."""
     low, high = min(shown), max(shown)
     margin = 0.14 * (high - low) or max(abs(high), 1e-3)

@@ -29,8 +29,9 @@ series at an order, divide by its own sum, and see how much of softmax is alread
 <input id="order" type="range" min="0" max="{HIGHEST}" step="1" value="2" aria-describedby="order-words"></div></div>
 <p id="order-words" class="order-words" aria-live="polite"></p>
 <div id="order-bars"></div>
-<p class="key"><span class="swatch softmax"></span> softmax <span class="swatch series"></span> the series up to this order
-<span class="swatch below"></span> a negative weight</p>
+<p class="key bars-key"><span><i class="swatch softmax"></i>softmax</span><span><i class="swatch series"></i>the series up to this
+order</span><span><i class="swatch below"></i>a negative weight</span>
+<span>Over the slider: the largest difference at each order, log scale.</span></p>
 </div>
 <p class="static">Moving the order needs JavaScript.</p>
 <p class="soft">A real row: {text(where)}; the query is token {text(row.get("query"))}.{note}</p></section>"""

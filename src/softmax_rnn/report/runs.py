@@ -39,7 +39,7 @@ def method_section() -> str:
 <p>Each claim of the paper is put as one or more tests: a number, usually a difference between two mechanisms, and the
 region in which the claim holds. Mechanisms are compared seed by seed, and the differences give a mean and its 95% interval
 (Student's t over the seeds).</p>
-<p class="key">{glyph(SAMPLE)} <span>Shaded: the region. Dot and line: the mean and its interval. Ticks below: single seeds.
+<p class="key">{glyph(SAMPLE)} <span class="words">Shaded: the region. Dot and line: the mean and its interval. Ticks below: single seeds.
 Dotted: zero. This one reaches out of its region, so it is inconclusive.</span></p>
 <p>A test <b>holds</b> if the whole interval lies inside the region, <b>does not hold</b> if it lies wholly outside, and is
 <b>inconclusive</b> otherwise; it is <b>not run</b> if there is nothing to compare. With few seeds an interval is wide: an

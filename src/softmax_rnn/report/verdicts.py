@@ -23,8 +23,8 @@ def verdict_table(summary: dict[str, Any]) -> str:
     numbers = {f.get("name"): f.get("number") for f in summary.get("figures") or []}
     rows = "\n".join(_row(claim, numbers) for claim in claims)
     return (
-        '<table class="claims"><thead><tr><th scope="col">The paper says</th><th scope="col">Here it</th>'
-        f'<th scope="col">Measured</th></tr></thead><tbody>\n{rows}\n</tbody></table>'
+        '<table class="claims"><thead><tr><th scope="col">The paper says</th><th scope="col">Verdict</th>'
+        f'<th scope="col">Measured</th></tr></thead>\n{rows}\n</table>'
     )
 
 
@@ -37,9 +37,8 @@ def deciding(claim: dict[str, Any]) -> dict[str, Any] | None:
 
 def _row(claim: dict[str, Any], numbers: dict[Any, Any]) -> str:
     return (
-        f'<tr id="claim-{slug(claim.get("name"))}"><td class="claim"><p>{text(claim.get("sentence"))}</p>'
-        f"{_links(claim, numbers)}{_details(claim)}</td>"
-        f"<td>{badge(claim.get('verdict'))}</td><td>{_measured(deciding(claim))}</td></tr>"
+        f'<tbody id="claim-{slug(claim.get("name"))}"><tr><td><p>{text(claim.get("sentence"))}</p>{_links(claim, numbers)}</td>'
+        f"<td>{badge(claim.get('verdict'))}</td><td>{_measured(deciding(claim))}</td></tr>{_details(claim)}</tbody>"
     )
 
 
@@ -73,7 +72,8 @@ def _details(claim: dict[str, Any]) -> str:
     body = "".join(_test(t) for t in tests)
     if missing:
         body += f'<li class="absent">Missing: {text("; ".join(map(str, missing)))}</li>'
-    return f'<details><summary>{title}</summary><ul class="tests">{body}</ul></details>'
+    unfolding = f'<details><summary>{title}</summary><ul class="tests">{body}</ul></details>'
+    return f'<tr class="more"><td colspan="3">{unfolding}</td></tr>'
 
 
 def _test(test: dict[str, Any]) -> str:

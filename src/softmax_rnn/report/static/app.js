@@ -54,6 +54,8 @@
     startSlider(summary.row);
     if (window.Plotly) await drawCharts(summary);
     else root.classList.add("no-charts");
+    // Charts have pushed the place that the address names further down.
+    if (location.hash) document.getElementById(decodeURIComponent(location.hash.slice(1)))?.scrollIntoView();
     root.dataset.ready = "yes";
   }
 

@@ -2,12 +2,10 @@
 (function (report) {
   "use strict";
 
-  const SIZES = {
-    full: { panel: 250, narrowest: 290 },
-    headline: { panel: 148, narrowest: 290 },
-  };
-  const GAP = { x: 62, y: 58 };
-  const MARGIN = { l: 52, r: 12, t: 26, b: 44 };
+  const SIZES = { full: { panel: 250, gap: 64 }, headline: { panel: 118, gap: 44 } };
+  const NARROWEST = 290;
+  const GAP = 62;
+  const MARGIN = { l: 52, r: 22, t: 24, b: 42 };
   const SPLITS = { test: ["test"], train: ["train"], both: ["train", "test"] };
 
   /* Plotly reads a little HTML and %{...} in its texts; after this it shows them as they are. */
@@ -57,12 +55,13 @@
   function tracesOf(curve, entry, split, axis, both) {
     const data = curve[split], color = report.ink(entry.color, entry.index);
     const faded = both && split === "train";
+    const width = entry.index ? 1.8 : 3.4; // the first, softmax, is seen below another that lies on it
     const name = plain(curve.label) + (both ? ` ${split}` : "");
     const place = { xaxis: "x" + axis, yaxis: "y" + axis, showlegend: false };
     const line = {
       ...place, type: "scatter", name, x: data.x, y: data.mean, opacity: faded ? 0.55 : 1,
       mode: points(curve, split).filter(report.finite).length < 4 ? "lines+markers" : "lines",
-      line: { color, dash: curve.dash || "solid", width: faded ? 1.2 : 2 }, marker: { color, size: 6 },
+      line: { color, dash: curve.dash || "solid", width: faded ? width / 2 : width }, marker: { color, size: 6 },
       customdata: data.x.map((_, i) => spread(data, i)), hovertemplate: `${name} %{y:.3f}%{customdata}<extra></extra>`,
     };
     if (!data.low || !data.high || faded) return [line];
@@ -74,11 +73,11 @@
   }
 
   function axes(chart, layout, columns, rows, i) {
-    const n = i ? i + 1 : "", width = chart.plot.clientWidth - MARGIN.l - MARGIN.r;
-    const height = layout.height - MARGIN.t - MARGIN.b;
+    const n = i ? i + 1 : "", width = chart.plot.clientWidth - MARGIN.l - MARGIN.r, gap = chart.size.gap;
+    const height = chart.height - MARGIN.t - MARGIN.b;
     const column = i % columns, row = Math.floor(i / columns);
-    const cell = { x: (width - GAP.x * (columns - 1)) / columns, y: (height - GAP.y * (rows - 1)) / rows };
-    const left = column * (cell.x + GAP.x), top = height - row * (cell.y + GAP.y);
+    const cell = { x: (width - GAP * (columns - 1)) / columns, y: (height - gap * (rows - 1)) / rows };
+    const left = column * (cell.x + GAP), top = height - row * (cell.y + gap);
     const look = {
       gridcolor: report.css("--grid"), linecolor: report.css("--line"), zeroline: false, showline: true,
       tickfont: { size: 11 }, ticks: "outside", tickcolor: report.css("--line"), ticklen: 4,
@@ -108,10 +107,11 @@
       const any = (split) => panels(figure).some((p) => curves(p).some((c) => drawn(c, split)));
       this.split = any("test") ? "test" : "train";
       this.plot = report.element("div", { class: "plot", role: "img" });
-      const tools = report.element("div", { class: "tools" });
+      const top = report.element("div", { class: "top" }), tools = report.element("div", { class: "tools" });
       if (any("test") && any("train")) tools.append(this.choice("loss", "split", ["test", "train", "both"]));
       tools.append(this.choice("axis", "axis", ["log", "linear"]));
-      holder.replaceChildren(tools, this.legend(), this.plot);
+      top.append(this.legend(), tools);
+      holder.replaceChildren(top, this.plot);
     }
 
     /* A row of buttons, one of which is pressed. */
@@ -172,8 +172,10 @@
       const count = panels(this.figure).length;
       this.columns = this.columnsThatFit();
       const rows = Math.ceil(count / this.columns);
+      this.height = rows * this.size.panel + (rows - 1) * this.size.gap + MARGIN.t + MARGIN.b;
+      this.plot.style.height = `${this.height}px`; // a height in the layout would be lost when Plotly follows the window
       const layout = {
-        height: rows * this.size.panel + (rows - 1) * GAP.y + MARGIN.t + MARGIN.b, margin: MARGIN, annotations: [],
+        margin: MARGIN, annotations: [],
         paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "x unified", autosize: true,
         font: { color: report.css("--ink"), family: "system-ui, sans-serif", size: 12 }, uirevision: this.split + this.axis,
         hoverlabel: { bgcolor: report.css("--card"), bordercolor: report.css("--line"), font: { size: 12, color: report.css("--ink") } },
@@ -185,7 +187,7 @@
     }
 
     columnsThatFit() {
-      const fit = Math.floor(this.plot.clientWidth / this.size.narrowest);
+      const fit = Math.floor(this.plot.clientWidth / NARROWEST);
       return Math.max(1, Math.min(panels(this.figure).length, fit));
     }
 

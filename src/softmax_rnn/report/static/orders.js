@@ -2,7 +2,7 @@
 (function (report) {
   "use strict";
 
-  const BAR = { width: 30, height: 210, labels: 84 };
+  const BAR = { width: 30, height: 210, labels: 84, scale: 34 };
   const STRIP = 44;
 
   /* w_n(x) = sum of x^i / i! up to n, for every score, divided by its own sum. */
@@ -56,14 +56,14 @@
       // The frame holds every even order; odd ones may leave it, and the words then say so.
       const even = this.steps.filter((_, n) => n % 2 === 0).flatMap((s) => s.weights);
       this.top = 1.06 * Math.max(...this.exact, ...even);
-      this.bottom = this.steps.some((s) => s.weights.some((w) => w < 0)) ? -0.3 * this.top : 0;
+      this.bottom = this.steps.some((s) => s.weights.some((w) => w < 0)) ? -0.2 * this.top : 0;
       this.input.addEventListener("input", () => this.draw());
-      new ResizeObserver(() => this.draw()).observe(this.bars.parentElement);
+      new ResizeObserver(() => this.bars.clientWidth === this.width || this.draw()).observe(this.bars);
     }
 
     /* The keys that fit, those with the largest weight, in the order of the text. */
     keys() {
-      const fit = Math.max(6, Math.floor(this.bars.parentElement.clientWidth / BAR.width));
+      const fit = Math.max(6, Math.floor((this.bars.clientWidth - BAR.scale) / BAR.width));
       const all = this.exact.map((_, i) => i);
       return all.sort((a, b) => this.exact[b] - this.exact[a]).slice(0, fit).sort((a, b) => a - b);
     }
@@ -79,13 +79,25 @@
       return report.shape("rect", shape);
     }
 
+    /* Lines at round weights, at most five of them. */
+    grid(width) {
+      const step = [0.01, 0.02, 0.05, 0.1, 0.2].find((s) => this.top / s < 6) ?? 0.5, lines = [];
+      for (let weight = step; weight < this.top; weight += step) {
+        const y = this.y(weight);
+        lines.push(report.shape("path", { class: "grid", d: `M0 ${y}H${width}` }));
+        lines.push(report.shape("text", { class: "grid", x: width, y: y - 3, "text-anchor": "end" }, report.number(weight, 2)));
+      }
+      return lines;
+    }
+
     drawBars(order) {
       const keys = this.keys(), weights = this.steps[order].weights;
-      const width = this.bars.parentElement.clientWidth, step = width / keys.length;
+      const width = this.bars.clientWidth, step = (width - BAR.scale) / keys.length;
       const svg = report.shape("svg", {
         class: "bars", width, height: BAR.height + BAR.labels, role: "img",
         "aria-label": `Weights of ${keys.length} keys: softmax, and the series up to order ${order}`,
       });
+      svg.append(...this.grid(width));
       keys.forEach((key, i) => {
         const x = i * step + 0.12 * step, half = 0.38 * step, group = report.shape("g", {});
         const title = `${visible(this.row.tokens?.[key])}, token ${key}, score ${report.number(this.row.scores[key], 2)}: `
@@ -132,7 +144,9 @@
     }
 
     draw() {
+      if (this.bars.clientWidth < 2 * BAR.scale) return; // not laid out; the next size draws
       const order = Number(this.input.value);
+      this.width = this.bars.clientWidth;
       document.getElementById("order-value").textContent = order;
       this.input.setAttribute("aria-valuetext", `order ${order}, largest difference ${report.number(this.errors[order], 4)}`);
       this.drawBars(order);

@@ -16,7 +16,8 @@ window.report = {};
     const hex = /^#[0-9a-f]{6}$/i.test(color || "") ? color : PALETTE[index % PALETTE.length];
     const rgb = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
     const light = (0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2]) / 255;
-    const lift = dark.matches ? Math.max(0, 0.66 - light) : 0;
+    const grey = Math.max(...rgb) - Math.min(...rgb) < 30; // black ink becomes white ink
+    const lift = dark.matches ? Math.max(0, (grey ? 0.95 : 0.66) - light) : 0;
     return "rgb(" + rgb.map((c) => Math.round(c + (255 - c) * lift)).join(", ") + ")";
   };
 
