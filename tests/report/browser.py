@@ -22,7 +22,7 @@ FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-
          "--force-prefers-reduced-motion"]  # fmt: skip
 READY = """return document.readyState === 'complete'
     && (!document.getElementById('summary') || !!document.documentElement.dataset.ready)"""
-PATIENCE = 60  # seconds; pages are ready in two, but machines may be busy
+PATIENCE = 180  # seconds; pages are ready in two, but machines may be busy
 
 
 def absent() -> str | None:

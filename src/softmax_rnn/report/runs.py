@@ -43,8 +43,7 @@ region in which the claim holds. Mechanisms are compared seed by seed, and the d
 Dotted: zero. This one reaches out of its region, so it is inconclusive.</span></p>
 <p>A test <b>holds</b> if the whole interval lies inside the region, <b>does not hold</b> if it lies wholly outside, and is
 <b>inconclusive</b> otherwise; it is <b>not run</b> if there is nothing to compare. With few seeds an interval is wide: an
-inconclusive test asks for more seeds, it does not deny the claim. Bands around curves go from the lowest to the highest
-seed.</p></section>"""
+inconclusive test asks for more seeds, it does not deny the claim.</p></section>"""
 
 
 def machine_section(summary: dict[str, Any]) -> str:

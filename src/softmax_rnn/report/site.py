@@ -23,6 +23,9 @@ from .verdicts import counts, verdict_table
 
 SCRIPTS = ["plotly.min.js", "theme.js", "curves.js", "orders.js", "app.js"]  # in the order they need one another
 STATIC = ["site.css", *SCRIPTS[1:]]
+READING = """<p>The loss is the mean of −log p of the next token, in nats: lower is better. A line is the mean over seeds, the band
+around it goes from the lowest to the highest. <span class="js-only">Click a name to hide its curve everywhere in the figure,
+double-click to see it alone; drag over a panel to look closer, double-click there to come back.</span></p>"""
 
 
 def write_site(summary: dict[str, Any], figures: Path, out: Path) -> Path:
@@ -68,7 +71,7 @@ def _document(summary: dict[str, Any], drawn: set[str]) -> str:
         f'<section id="verdicts" class="first"><div class="table">{verdict_table(summary)}</div>',
         f'<div class="beside">{headline(summary, drawn)}</div></section>',
         rebuild_section(summary),
-        '<section id="figures"><h2>The figures</h2>',
+        f'<section id="figures"><h2>The figures</h2>{READING}',
         *(sections or ['<p class="absent">No figures have been run yet.</p>']),
         "</section>",
         method_section(),

@@ -186,9 +186,10 @@
       return layout;
     }
 
+    /* As few rows as fit, and then evenly filled: six panels are 3 + 3, not 4 + 2. */
     columnsThatFit() {
-      const fit = Math.floor(this.plot.clientWidth / NARROWEST);
-      return Math.max(1, Math.min(panels(this.figure).length, fit));
+      const count = panels(this.figure).length, fit = Math.max(1, Math.floor(this.plot.clientWidth / NARROWEST));
+      return Math.ceil(count / Math.ceil(count / fit));
     }
 
     draw() {

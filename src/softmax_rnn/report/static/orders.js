@@ -55,7 +55,7 @@
       this.strip = document.getElementById("order-errors");
       // The frame holds every even order; odd ones may leave it, and the words then say so.
       const even = this.steps.filter((_, n) => n % 2 === 0).flatMap((s) => s.weights);
-      this.top = 1.06 * Math.max(...this.exact, ...even);
+      this.top = 1.14 * Math.max(...this.exact, ...even);
       this.bottom = this.steps.some((s) => s.weights.some((w) => w < 0)) ? -0.2 * this.top : 0;
       this.input.addEventListener("input", () => this.draw());
       new ResizeObserver(() => this.bars.clientWidth === this.width || this.draw()).observe(this.bars);
