@@ -4,10 +4,13 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test quick lint types bench clean
+.PHONY: demo report test quick lint types bench clean
 
-demo: $(READY)          ## rebuild softmax order by order: numbers and a figure
-	$(BIN)/python examples/rebuild_softmax.py
+demo: $(READY)          ## the paper in five minutes: six mechanisms trained, claims judged, a report to look at
+	$(BIN)/softmax-rnn reproduce quick
+
+report: $(READY)        ## the page of the committed results, in results/cpu/report
+	$(BIN)/softmax-rnn report results/cpu
 
 test: $(READY)          ## the whole test suite
 	$(BIN)/python -m pytest

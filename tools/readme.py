@@ -1,4 +1,4 @@
-"""Writes the parts of README.md that are made from other files: the file tree, and the table of measured speed.
+"""Writes the parts of README.md that are made from other files: the file tree, the verdicts, the table of measured speed.
 
 python tools/readme.py            write
 python tools/readme.py --check    say whether anything would change (exit code 1 if so)
@@ -18,6 +18,7 @@ FOLDERS = {
     "src/softmax_rnn/ops": "attention in its equivalent forms",
     "src/softmax_rnn/models": "Llama with any mechanism, and other people's models",
     "src/softmax_rnn/lab": "training that survives anything",
+    "src/softmax_rnn/paper": "the paper's figures and claims, executable",
     "src/softmax_rnn/microscope": "how many orders a real model uses",
     "src/softmax_rnn/report": "the look of pages",
     "src/softmax_rnn/bench": "speed and memory, side by side",
@@ -74,9 +75,39 @@ def bench() -> str:
     return "\n".join(lines)
 
 
+def verdicts() -> str:
+    """The claims of the paper and what became of them at the laptop scale."""
+    path = ROOT / "results/cpu/summary.json"
+    if not path.exists():
+        return "Not run yet."
+    data = json.loads(path.read_text())
+    lines = [
+        data["setting"],
+        "",
+        "| section | claim of the paper | verdict at this scale | measured |",
+        "|---|---|---|---|",
+    ]
+    for claim in data["claims"]:
+        mark = {"holds": "**holds**", "does not hold": "**does not hold**"}.get(claim["verdict"], claim["verdict"])
+        lines.append(
+            f"| {claim['section']} | {claim['sentence']} | {mark} | {'<br>'.join(map(measured, claim['tests']))} |"
+        )
+    return "\n".join(lines)
+
+
+def measured(test: dict) -> str:
+    """A test as a few words: the statistic, and its interval over the seeds."""
+    what = test["text"].removesuffix(", test loss").removesuffix(", spikes")
+    if test["mean"] is None:
+        return f"{what}: {test['note'] or test['verdict']}"
+    interval = "" if test["low"] is None else f" [{test['low']:+.2f}, {test['high']:+.2f}]"
+    unit = " spikes" if test["unit"].startswith("spikes") else ""
+    return f"{what}: {test['mean']:+.2f}{interval}{unit}"
+
+
 def render(text: str) -> str:
     """README with its made parts made anew."""
-    for name, make in (("tree", tree), ("bench", bench)):
+    for name, make in (("tree", tree), ("verdicts", verdicts), ("bench", bench)):
         before, begin, rest = text.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition(f"\n<!-- /{name} -->")
         text = before + begin + make() + end + after

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .errors import MechanismError, is_number
+from .pointwise import divide
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Sum(Denominator):
         total = total + self.eps if self.eps else total
         # Where no weight is negative, a sum of 0 means no weight at all (no key, or every kernel value 0): the output is 0.
         total = torch.where(total != 0, total, torch.ones_like(total))
-        return numerator / (total.detach() if self.detach else total)
+        return numerator / total.detach() if self.detach else divide(numerator, total)
 
     def factor(self, lse: Tensor, count: Tensor, exponent: Tensor | None) -> Tensor | None:
         """exp(lse) / (max(exp(lse), min) + eps), in logarithms."""

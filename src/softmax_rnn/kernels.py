@@ -17,27 +17,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .errors import MechanismError, is_number
-
-
-def _elu(x: Tensor) -> Tensor:
-    # elu(x) + 1, but exp(x) itself for x < 0: the textbook form cancels to 0 in low precision.
-    return torch.where(x > 0, x + 1, torch.exp(x.clamp(max=0)))
-
-
-def _cosine(x: Tensor) -> Tensor:
-    return F.normalize(x, dim=-1)
-
+from .norms import l2
+from .pointwise import elu_plus_one
 
 FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda x: x,
-    "elu": _elu,
+    "elu": elu_plus_one,
     "relu": F.relu,
-    "cosine": _cosine,
+    "cosine": lambda x: l2(x, None, None),
 }
 
 

@@ -21,7 +21,8 @@ def _l2(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("softmax_rnn::l2_backward", mutates_args=())
 def _l2_backward(grad: Tensor, y: Tensor, size: Tensor) -> Tensor:
-    along = torch.linalg.vecdot(grad, y).unsqueeze(-1)  # what would change the length of y, which is 1
+    # What would change the length of y, which is 1. vecdot would be a matrix product, which autocast rounds.
+    along = (grad * y).sum(-1, keepdim=True)
     along = torch.where(size > EPS, along, torch.zeros_like(along))  # below eps the divisor is constant
     return torch.addcmul(grad, along, y, value=-1) / size.clamp(min=EPS)
 

@@ -9,6 +9,7 @@ from softmax_rnn.ops.chunked import _chunked
 from softmax_rnn.ops.flash import _flash
 from softmax_rnn.ops.kronecker import _read, _write
 from softmax_rnn.ops.tiled import _tiled
+from softmax_rnn.pointwise import _divide, _elu_plus_one
 
 B, H, T, D = 2, 2, 9, 4
 
@@ -41,6 +42,9 @@ CASES = {
     "read": (_read, lambda: (x(B, T, D), x(B, 15, 3), SERIES)),
     "l2": (_l2, lambda: (x(B, H, T, D),)),
     "l2, heads last": (_l2, lambda: (heads_last(B, H, T, D),)),
+    "elu + 1": (_elu_plus_one, lambda: (x(B, H, T, D),)),
+    "elu + 1, heads last": (_elu_plus_one, lambda: (heads_last(B, H, T, D),)),
+    "divide": (_divide, lambda: (x(B, H, T, D), (x(B, H, T, 1).detach() + 5).requires_grad_())),
     "symmetric powers": (_symmetric_powers, lambda: (x(T, D), [0, 1, 3])),
 }
 

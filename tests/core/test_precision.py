@@ -52,7 +52,7 @@ def test_autocast(name):
     assert torch.equal(out, sr.attention(mechanism=name, **low))
 
 
-@pytest.mark.parametrize("name", ["length", "taylor2", "linear_elu"])
+@pytest.mark.parametrize("name", ["length", "taylor2", "linear_elu", "norm", "linear_cosine"])
 def test_backward_under_autocast_is_not_degraded(name):
     def gradients(enabled):
         args = Problem(Tq=64, dtype=torch.bfloat16).arguments(name)

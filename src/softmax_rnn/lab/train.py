@@ -64,7 +64,7 @@ def train(config: RunConfig, *, quiet: bool = False) -> Outcome:
     first = int(os.environ.get("RANK", "0")) == 0
     micro = micro_batch(config, world)
     _check_tracker(config.run.tracker)
-    _quieten()
+    quieten()
     if config.run.threads is not None:
         import torch
 
@@ -104,7 +104,7 @@ def _check_tracker(tracker: str) -> None:
         )
 
 
-def _quieten() -> None:
+def quieten() -> None:
     """The progress bar and our sentences are the output; Hugging Face's chatter is not."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     from transformers.utils import logging

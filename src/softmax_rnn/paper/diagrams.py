@@ -72,7 +72,7 @@ class _Canvas:
 
     def loop(self, x: float, y: float) -> None:
         """The state carried to the next token."""
-        self.arrow((x - 0.45, y + 0.31), (x + 0.45, y + 0.31), bend=-1.25)
+        self.arrow((x - 0.45, y + 0.31), (x + 0.45, y + 0.31), bend=-0.95)
 
 
 def _softmax() -> Any:
@@ -103,8 +103,8 @@ def _softmax() -> Any:
     c.knot(9.95, 2.6, "$\\times$")
     c.arrow((9.95, 3.35), (9.95, 2.8))
     c.text(9.95, 3.58, "$G_t$", 15)
-    c.text(9.95, 3.95, "denominator,", 10, SOFT)
-    c.text(9.95, 4.2, "gate or norm:", 10, SOFT)
+    c.text(9.95, 4.2, "the denominator:", 10, SOFT)
+    c.text(9.95, 3.95, "a sum, a gate or a norm", 10, SOFT)
     c.arrow((10.15, 2.6), (10.65, 2.6))
     c.text(10.95, 2.6, "$O_t$", 15)
     return c.figure

@@ -42,7 +42,7 @@ FIGURE = Figure(
     "3",
     "4.2",
     "Does it stay so when the model or the sequence grows?",
-    "The same mechanisms in a model with about seven times the parameters (without embeddings), and on rows four times as long.",
+    "The same mechanisms in a model with eight or nine times the parameters (without embeddings), and on rows four times as long.",
     panels,
     CLAIMS,
 )

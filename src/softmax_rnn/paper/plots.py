@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +39,21 @@ def draw(summary: dict[str, Any], folder: Path) -> list[Path]:
             continue
         with matplotlib.rc_context(STYLE):
             drawing = _expanded(figure) if figure["number"] in ("8", "9") else _plain(figure)
-            path = folder / f"{figure['name']}.svg"
-            drawing.savefig(path, metadata={"Date": None})
-            drawing.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None})
+            written.append(save(drawing, folder / f"{figure['name']}.svg", figure))
             plt.close(drawing)
-        written.append(path)
     return written
+
+
+def save(drawing: Any, path: Path, data: Any) -> Path:
+    """As SVG and PDF, both with the digest of what they show, so that it can be checked against the metrics."""
+    drawing.savefig(path, metadata={"Date": None, "Description": f"data {digest(data)}"})
+    drawing.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None, "Subject": f"data {digest(data)}"})
+    return path
+
+
+def digest(data: Any) -> str:
+    """Of plain data."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _plain(figure: dict[str, Any]) -> Any:

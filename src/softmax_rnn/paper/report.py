@@ -32,6 +32,7 @@ def _newest() -> Path:
 def build(folder: Path, site: Path) -> int:
     """Write ``row.json``, ``summary.json``, ``figures/`` and the page; print the verdicts."""
     from ..report.site import write_site
+    from .headline import draw_headline
     from .plots import draw
     from .summary import read_plan, summarise
 
@@ -41,6 +42,7 @@ def build(folder: Path, site: Path) -> int:
         summary = summarise(folder)
         write_atomically(folder / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
         draw(summary, folder / "figures")
+        draw_headline(summary, folder / "figures")
         index = write_site(summary, folder / "figures", site)
     except OSError as error:
         raise UserError(f"Cannot write to {folder} ({error.strerror}): make room, or check its permissions.") from None

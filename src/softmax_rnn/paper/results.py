@@ -77,14 +77,22 @@ class Results:
         return self.record(cell).final(metric)
 
     @cached_property
+    def environments(self) -> list[dict[str, Any]]:
+        """What the runs that have ended say about where they ran."""
+        files = [record.folder / "environment.json" for record in self._records.values() if record.ended]
+        return [json.loads(file.read_text()) for file in files if file.exists()]
+
+    @property
     def environment(self) -> dict[str, Any]:
-        """Of the first run that says it, flat."""
-        for record in self._records.values():
-            file = record.folder / "environment.json"
-            if record.ended and file.exists():
-                about = json.loads(file.read_text())
-                return {**about["versions"], **{k: v for k, v in about["hardware"].items() if v}, "git": about["git"]}
+        """Of the first run, flat."""
+        for about in self.environments:
+            return {**about["versions"], **{k: v for k, v in about["hardware"].items() if v}, "git": about["git"]}
         return {}
+
+    @property
+    def made(self) -> str:
+        """The day on which the last run ended."""
+        return max((about["sessions"][-1]["began"][:10] for about in self.environments), default="")
 
 
 def _read(cell: Cell, folder: Path) -> Record:

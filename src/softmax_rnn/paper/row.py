@@ -21,11 +21,13 @@ def take_row(scale: Scale, folder: Path) -> dict[str, Any] | None:
     import torch
 
     from ..lab.data import prepare
+    from ..lab.train import quieten
     from ..microscope.probe import scoped
     from ..microscope.tiles import Call
     from ..models.loading import load_model, load_tokenizer
 
     config = scale.config(Cell("softmax", scale.main), folder / "runs")
+    quieten()
     try:
         model, tokenizer = load_model(config.folder), load_tokenizer(config.folder)
     except UserError:

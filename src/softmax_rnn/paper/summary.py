@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ def summarise(folder: Path) -> dict[str, Any]:
         "runs": [_run(record) for record in records],
         "environment": results.environment,
         "commands": [f"softmax-rnn reproduce all --scale {chosen.name} --out {folder}", f"softmax-rnn report {folder}"],
-        "made": time.strftime("%Y-%m-%d"),
+        "made": results.made,
         "minutes": round(sum(r.run.last("seconds") or 0 for r in records if r.run is not None) / 60, 1),
     }
 
