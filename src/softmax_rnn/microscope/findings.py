@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from .page import size
+from .page import count, size
 from .saving import load, order
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
@@ -19,6 +19,11 @@ NAMES = {"none": "none", "mean": "mean key", "best": "learned"}
 SHOWN = (0, 2, 4, 6, 10, 16, 24, 32, 48, 64, 128)
 
 Found = dict[str, tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]]
+
+
+def read(folder: Path) -> Found:
+    """The inspections in the subfolders, by name."""
+    return {p.parent.name: load(p.parent) for p in sorted(folder.glob("*/inspection.json"))}
 
 
 def rows(head: Iterable[str], body: Iterable[Iterable[object]]) -> list[str]:
@@ -31,8 +36,12 @@ def rows(head: Iterable[str], body: Iterable[Iterable[object]]) -> list[str]:
 def tables(found: Found) -> str:
     """All tables."""
     parts = ["**Order needed.**", "", *_needed(found), "**Scores.**", "", *_scores(found)]
-    parts += ["**Loss with all layers cut at order n.**", "", *_curves(found)]
-    parts += ["**Loss with one layer cut: the layer that suffers most.**", "", *_one_layer(found)]
+    parts += [
+        "**Loss with all layers cut at order n** (for an encoder the cosine with the untouched one).",
+        "",
+        *_curves(found),
+    ]
+    parts += ["**One layer cut, the others whole: the layer that suffers most.**", "", *_one_layer(found)]
     parts += ["**One recurrent state against a cache, per head of keys.**", "", *_states(found)]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -89,27 +98,31 @@ def _one_layer(found: Found) -> list[str]:
         one = s["one_layer"]
         for v in (v for v in s["needed"] if v in one):
             for i, n in enumerate(one["orders"]):
-                worst = max(one[v], key=lambda r: r["values"][i])
-                over = sum(abs(r["values"][i] - one["untouched"]) > s["close"] for r in one[v])
-                rise = worst["values"][i] - one["untouched"]
-                body.append([name, NAMES[v], n, worst["layer"], f"{rise:+.3f}", f"{over} of {len(one[v])}"])
-    return rows(
-        ["inspection", "centring", "order", "layer", "loss", "layers that change the loss by more than 0.01"], body
-    )
+                changes = {r["layer"]: r["values"][i] - one["untouched"] for r in one[v]}
+                worst = (max if s["metric"] == "loss" else min)(changes, key=lambda layer: changes[layer])
+                over = sum(abs(x) > s["close"] for x in changes.values())
+                body.append([name, NAMES[v], n, worst, f"{changes[worst]:+.3f}", f"{over} of {len(changes)}"])
+    head = [
+        "inspection",
+        "centring",
+        "order",
+        "layer",
+        "change",
+        "layers that change it by more than 0.01 (cosine: 0.001)",
+    ]
+    return rows(head, body)
 
 
 def _states(found: Found) -> list[str]:
-    sizes = {s["head_dim"]: s["states"] for s, _ in found.values()}
     body = []
-    for d, states in sorted(sizes.items()):
-        cache = {c["tokens"]: size(c["bytes"]) for c in states["cache"]}
-        orders = sorted(
-            {
-                r["order"]: r["bytes"] for s, _ in found.values() if s["head_dim"] == d for r in s["states"]["state"]
-            }.items()
-        )
-        for n, b in orders:
-            body.append([d, n, size(b), cache[1024], cache[65536], cache[1048576], f"{b // (d * 4) + 1:.3g}"])
+    for d in sorted({s["head_dim"] for s, _ in found.values()}):
+        tables = [s["states"] for s, _ in found.values() if s["head_dim"] == d]
+        cache = {c["tokens"]: size(c["bytes"]) for c in tables[0]["cache"]}
+        needed = {r["order"]: r for t in tables for r in t["state"]}
+        for n, r in sorted(needed.items()):
+            body.append(
+                [d, n, size(r["bytes"]), *(cache[t] for t in (1024, 65536, 1048576)), count(r["break_even_tokens"])]
+            )
     return rows(["head size", "order", "state", "cache, 1k tokens", "64k", "1M", "state is smaller from, tokens"], body)
 
 
@@ -126,8 +139,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--write", type=Path, metavar="PAGE")
     args = parser.parse_args(argv)
-    found: Found = {p.parent.name: load(p.parent) for p in sorted(args.folder.glob("*/inspection.json"))}
-    text = tables(found)
+    text = tables(read(args.folder))
     if args.write:
         write(args.write, text)
     else:

@@ -1,8 +1,13 @@
-"""The page of an inspection: one file with everything in it, made from the JSON beside it."""
+"""The page of an inspection: one file with everything in it, made from the JSON beside it.
+
+``python -m softmax_rnn.microscope.page FOLDER ...`` draws figures and pages again, without looking at the model again.
+"""
 
 from __future__ import annotations
 
+import argparse
 import html
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +23,48 @@ TITLES = {
     "one_layer": "One layer at a time",
 }
 NAMES = {"none": "none", "mean": "mean key", "best": "learned"}
+PANELLED = ("heads", "terms", "one_layer")  # a panel for each centring
+STYLE = """<style>
+:root { --none: #777; --mean: #1f5fa8; --best: #b3261e; }
+@media (prefers-color-scheme: dark) { :root { --none: #a5a5a5; --mean: #7aa7f7; --best: #f39b91; } }
+figure svg { background: none; border-radius: 0; }
+@media (max-width: 40rem) {
+  .wide svg { min-width: 36rem; }
+  th, td { padding: .25rem .4rem; white-space: normal; }
+}
+</style>"""
 
 
 def write_page(folder: Path) -> None:
     """Draw the figures and write index.html."""
-    from .figures import CAPTIONS, draw
+    from .figures import CAPTIONS, draw, panels
 
     summary, heads = load(folder)
     drawn = draw(summary, heads, folder)
     parts = [*_opening(summary), *_needed(summary)]
     for name in drawn:
-        parts += [f"<h2>{TITLES[name]}</h2>", figure((folder / f"{name}.svg").read_text(), CAPTIONS[name])]
+        drawing = figure(_themed((folder / f"{name}.svg").read_text()), CAPTIONS[name])
+        wide = name in PANELLED and len(panels(heads)) > 1
+        parts += [f"<h2>{TITLES[name]}</h2>", f'<div class="wide">{drawing}</div>' if wide else drawing]
     parts += [*_scores(heads), *_states(summary), *_closing(summary)]
-    (folder / "index.html").write_text(page(f"Orders in {summary.get('model', 'a model')}", parts))
+    (folder / "index.html").write_text(page(f"Orders in {_name(summary)}", parts, STYLE))
+
+
+def _themed(svg: str) -> str:
+    """The drawing in the page's own colours, so that it can be dark; the file itself stays black on white."""
+    from .figures import COLORS, INK, PAPER
+
+    for color, own in {
+        INK: "var(--ink)",
+        PAPER: "var(--paper)",
+        **{c: f"var(--{v})" for v, c in COLORS.items()},
+    }.items():
+        svg = svg.replace(color, own)
+    return svg
+
+
+def _name(summary: dict[str, Any]) -> str:
+    return Path(summary.get("model", "a model")).name
 
 
 def size(n: float) -> str:
@@ -48,14 +82,26 @@ def size(n: float) -> str:
     return f"{n:.3g} {unit}"
 
 
+def count(n: int) -> str:
+    """A number of tokens for people.
+
+    >>> count(2179), count(3 * 10**16)
+    ('2,179', '3e+16')
+    """
+    return f"{n:,}" if n < 1e12 else f"{n:.0e}"
+
+
 def _opening(s: dict[str, Any]) -> list[str]:
     best = list(s["needed"])[-1]
-    top, plain, centred = s["orders"][-1], s["needed"]["none"], s["needed"][best]
-    what = "the loss stays within 0.01 nats" if s["metric"] == "loss" else "the cosine stays above 0.999"
-    text = f"Cut at order {order(plain['model'], top)}, {what} of the untouched model's."
+    top, plain, centred = s["orders"][-1], s["needed"]["none"]["model"], s["needed"][best]["model"]
+    what = "the loss within 0.01 nats of" if s["metric"] == "loss" else "the hidden states within 0.001 (cosine) of"
+    text = f"No order up to {top} keeps" if plain is None else f"Cut at order {plain}, the series keeps"
+    text += f" {what} the untouched model's."
     if best != "none":
-        text += f" With centred keys order {order(centred['model'], top)} is enough."
-    name, source = (html.escape(str(s.get(k, ""))) for k in ("model", "text"))
+        text += " With centred keys " + (f"order {centred} is enough." if centred is not None else "none does, either.")
+    if "exp(" not in s["mechanism"]:
+        text += " The model was trained with another kernel: here the series takes that kernel's place."
+    name, source = html.escape(_name(s)), html.escape(str(s.get("text", "")))
     return [
         f"<h1>How many orders does {name} use?</h1>",
         f'<p class="lead">{text}</p>',
@@ -84,27 +130,29 @@ def _scores(heads: dict[str, list[dict[str, Any]]]) -> list[str]:
         middle = sorted(r["entropy"] for r in found)[len(found) // 2]
         low, high = min(r["low"] for r in found), max(r["high"] for r in found)
         inner = [min(r["quantiles"][1] for r in found), max(r["quantiles"][-2] for r in found)]
-        rows.append([NAMES[name], f"{low:.1f} … {high:.1f}", f"{inner[0]:.1f} … {inner[1]:.1f}", f"{middle:.2f}"])
+        rows.append(
+            [
+                NAMES[name],
+                f"{low:.1f}\u00a0…\u00a0{high:.1f}",
+                f"{inner[0]:.1f}\u00a0…\u00a0{inner[1]:.1f}",
+                f"{middle:.2f}",
+            ]
+        )
     head = ["centring", "all scores", "1% … 99%, widest head", "entropy of the median head, nats"]
     return ["<h2>Scores</h2>", table(head, rows)]
 
 
 def _states(s: dict[str, Any]) -> list[str]:
     states = s["states"]
-    cache = states["cache"]
-    rows = [["keys and values", *(size(c["bytes"]) for c in cache), ""]]
-    rows += [
-        [f"order {r['order']}", *([size(r["bytes"])] * len(cache)), f"{r['break_even_tokens']:,} tokens"
-         if r["break_even_tokens"] < 1e12 else f"{r['break_even_tokens']:.0e} tokens"]
-        for r in states["state"]
-    ]  # fmt: skip
-    marked = [i + 1 for i, r in enumerate(states["state"]) if r["needed"]]
-    head = ["per head of keys", *(f"{c['tokens'] // 1024}k" for c in cache), "state is smaller from"]
+    rows = [[r["order"], size(r["bytes"]), count(r["break_even_tokens"])] for r in states["state"]]
+    marked = [i for i, r in enumerate(states["state"]) if r["needed"]]
+    cache = [[count(c["tokens"]), size(c["bytes"])] for c in states["cache"]]
     return [
         "<h2>What that would cost as a recurrent state</h2>",
-        table(head, rows, marked),
-        '<p class="soft">A state of orders 0..n, symmetric, in float32, has the same size at any length; keys and values are in '
-        "bfloat16. Marked: the orders that the median head or the whole model needs.</p>",
+        table(["order", "state, per head of keys", "smaller than keys and values from, tokens"], rows, marked),
+        '<p class="soft">A state of orders 0..n, symmetric, in float32, has the same size at any length. Marked: the orders that the '
+        "median head or the whole model needs.</p>",
+        table(["tokens", "keys and values, per head of keys, in bfloat16"], cache),
     ]
 
 
@@ -114,3 +162,18 @@ def _closing(s: dict[str, Any]) -> list[str]:
         f'<p class="soft">Made by <code>{html.escape(s.get("command", ""))}</code>. The numbers are in inspection.json and heads.*.json.'
         f"{calibration} Weights of the series are summed in float64.</p>"
     ]
+
+
+def main(argv: list[str]) -> int:
+    """Draw the figures and pages of some folders."""
+    parser = argparse.ArgumentParser(
+        prog="python -m softmax_rnn.microscope.page", description="Figures and pages, from the JSON."
+    )
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
+    for folder in parser.parse_args(argv).folders:
+        write_page(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
