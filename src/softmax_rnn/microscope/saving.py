@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .centers import save_centers
-from .inspection import Inspection
+if TYPE_CHECKING:
+    from .inspection import Inspection
 
 
 def save(found: Inspection, about: dict[str, Any], folder: Path) -> None:
     """Write everything."""
+    from .centers import save_centers  # here, so that reading needs no torch
     from .page import write_page
 
     folder.mkdir(parents=True, exist_ok=True)
