@@ -37,6 +37,12 @@ def test_help_does_not_import_torch():
     assert done.stdout.strip().endswith("False")
 
 
+def test_a_missing_package_is_one_sentence(monkeypatch, capsys):
+    monkeypatch.setitem(COMMANDS, "train", ("a_package_that_is_not_there", ""))
+    assert main(["train"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_a_command_does_not_import_torch(command):
     code = f"""

@@ -53,6 +53,14 @@ def main(argv: list[str] | None = None) -> int:
     except (MechanismError, UserError) as error:
         print(f"softmax-rnn {argv[0]}: {error}", file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("softmax_rnn"):
+            raise
+        print(
+            f"softmax-rnn {argv[0]}: needs the package {error.name}: pip install 'softmax-rnn[lab,report]'",
+            file=sys.stderr,
+        )
+        return 2
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from softmax_rnn.paper.quick import MECHANISMS
 
 from . import driver
 
-DEADLINE = 240  # seconds, for a machine that is busy
+DEADLINE = 600  # seconds, for a machine that is busy
 
 
 @pytest.fixture
@@ -40,10 +40,11 @@ class Reproduction:
         command = [sys.executable, driver.__file__, str(corpus), "reproduce", "quick", "--out", str(out), "--jobs", "2"]
         environment = os.environ | {"SOFTMAX_RNN_CACHE": str(corpus.parent / "cache"), "OMP_NUM_THREADS": "1"}
         self.out = out
-        self.log = (corpus.parent / "log").open("a+")
-        self.process = subprocess.Popen(
-            command, stdout=self.log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-        )
+        self.log = corpus.parent / "log"
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            )
 
     def wait_for(self, pattern: str, many: int = 1) -> None:
         """Until so many files match."""
@@ -61,8 +62,7 @@ class Reproduction:
         self.process.wait(DEADLINE)
 
     def text(self) -> str:
-        self.log.seek(0)
-        return self.log.read()
+        return self.log.read_text()
 
 
 def finished(out: Path) -> dict[str, bytes]:

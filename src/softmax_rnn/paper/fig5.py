@@ -10,7 +10,7 @@ from .scales import Scale
 
 FAMILIES = {"taylor": "softmax", "elu": "elu + 1", "relu": "ReLU", "cosine": "cosine"}
 NORMED = {"taylor": (0, 1, 2, 4, 10), "elu": (1, 2, 10), "relu": (1, 2, 10), "cosine": (1, 2, 10)}
-SUMMED = (2, 10)
+SUMMED = {"taylor": (2, 10), "elu": (10,), "relu": (10,), "cosine": (10,)}
 
 
 def panels(scale: Scale) -> tuple[Panel, ...]:
@@ -20,7 +20,12 @@ def panels(scale: Scale) -> tuple[Panel, ...]:
         Panel(
             f"{name}, orders 0 to n",
             main,
-            ("softmax", "norm", *(f"{family}{n}_norm" for n in NORMED[family]), *(f"{family}{n}" for n in SUMMED)),
+            (
+                "softmax",
+                "norm",
+                *(f"{family}{n}_norm" for n in NORMED[family]),
+                *(f"{family}{n}" for n in SUMMED[family]),
+            ),
         )
         for family, name in FAMILIES.items()
     )

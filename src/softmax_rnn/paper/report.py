@@ -40,7 +40,7 @@ def build(folder: Path, site: Path) -> int:
     try:
         _write_row(folder)
         summary = summarise(folder)
-        write_atomically(folder / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+        write_atomically(folder / "summary.json", json.dumps(summary, ensure_ascii=False) + "\n")
         draw(summary, folder / "figures")
         draw_headline(summary, folder / "figures")
         index = write_site(summary, folder / "figures", site)

@@ -10,6 +10,7 @@ Stop it in any way: the same command goes on. Runs that several figures share ar
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import shutil
@@ -74,6 +75,9 @@ def plan(figure: str, chosen: Scale, seeds: int, variant: str | None = None) -> 
 
 def _check(options: argparse.Namespace, cells: list[Cell]) -> None:
     """Whatever can be known to be wrong before hours are spent."""
+    for package in ("matplotlib", "plotly"):
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"The report needs the package {package}: pip install 'softmax-rnn[lab,report]'")
     if options.scale.name == "paper" and not options.slurm:
         import torch
 

@@ -61,7 +61,7 @@ class Scale:
         base = self.recipe(cell.variant)
         return replace(
             base,
-            name=f"{cell.mechanism}-{cell.corpus}-{cell.variant}-{cell.seed}",
+            name=f"{cell.mechanism}-{Path(cell.corpus).stem}-{cell.variant}-{cell.seed}",
             seed=cell.seed,
             data=replace(base.data, source=cell.corpus),
             model=replace(base.model, mechanism=cell.mechanism),

@@ -42,7 +42,8 @@ region in which the claim holds. Mechanisms are compared seed by seed, and the d
 <p class="key">{glyph(SAMPLE)} <span class="words">Shaded: the region. Dot and line: the mean and its interval. Ticks below: single seeds.
 Dotted: zero. This one reaches out of its region, so it is inconclusive.</span></p>
 <p>A test <b>holds</b> if the whole interval lies inside the region, <b>does not hold</b> if it lies wholly outside, and is
-<b>inconclusive</b> otherwise; it is <b>not run</b> if there is nothing to compare. With few seeds an interval is wide: an
+<b>inconclusive</b> otherwise; it is <b>not run</b> if there is nothing to compare. A claim holds if all its tests hold, and
+does not hold if one of them does not. With few seeds an interval is wide: an
 inconclusive test asks for more seeds, it does not deny the claim.</p></section>"""
 
 
