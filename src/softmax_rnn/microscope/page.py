@@ -92,13 +92,14 @@ def count(n: int) -> str:
 
 
 def _opening(s: dict[str, Any]) -> list[str]:
-    best = list(s["needed"])[-1]
-    top, plain, centred = s["orders"][-1], s["needed"]["none"]["model"], s["needed"][best]["model"]
+    top, plain = s["orders"][-1], s["needed"]["none"]["model"]
+    centred = [n["model"] for v, n in s["needed"].items() if v != "none"]
+    enough = min((n for n in centred if n is not None), default=None)
     what = "the loss within 0.01 nats of" if s["metric"] == "loss" else "the hidden states within 0.001 (cosine) of"
     text = f"No order up to {top} keeps" if plain is None else f"Cut at order {plain}, the series keeps"
     text += f" {what} the untouched model's."
-    if best != "none":
-        text += " With centred keys " + (f"order {centred} is enough." if centred is not None else "none does, either.")
+    if centred:
+        text += " With centred keys " + ("none does, either." if enough is None else f"order {enough} is enough.")
     if "exp(" not in s["mechanism"]:
         text += " The model was trained with another kernel: here the series takes that kernel's place."
     name, source = html.escape(_name(s)), html.escape(str(s.get("text", "")))
