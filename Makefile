@@ -29,8 +29,8 @@ bench: $(READY)         ## speed and memory side by side; writes results/bench a
 	$(BIN)/softmax-rnn bench all --json results/bench/bench.json --plot results/bench
 	$(BIN)/python tools/readme.py
 
-clean:                  ## remove the environment and every cache
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis out
+clean:                  ## remove the environment and every cache; runs stay
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "softmax-rnn needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }

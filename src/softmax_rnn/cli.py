@@ -53,6 +53,9 @@ def main(argv: list[str] | None = None) -> int:
     except (MechanismError, UserError) as error:
         print(f"softmax-rnn {argv[0]}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"softmax-rnn {argv[0]}: stopped.", file=sys.stderr)
+        return 130
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("softmax_rnn"):
             raise

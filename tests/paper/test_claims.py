@@ -14,12 +14,12 @@ from softmax_rnn.paper.claims import (
     MARGIN,
     Claim,
     conclude,
+    gap_does_not_grow,
     interval,
     judge,
     matches,
     more_spikes,
     run_test,
-    same_gap,
     worse,
 )
 from softmax_rnn.paper.results import Results
@@ -35,7 +35,9 @@ def test_the_interval_is_students() -> None:
     mean, low, high = interval([1.0, 2.0, 3.0])  # s = 1, n = 3: 4.303 / sqrt(3)
     assert (mean, round(high - mean, 3), round(mean - low, 3)) == (2.0, 2.484, 2.484)
     assert interval([0.5]) == (0.5, -INFINITE, INFINITE)
-    assert interval([0.1, math.inf]) == (math.inf, 0.1, math.inf)
+    assert interval([math.inf])[1:] == (-INFINITE, INFINITE)  # one seed has no interval, diverged or not
+    assert interval([math.inf, math.inf]) == (INFINITE, INFINITE, INFINITE)
+    assert interval([1.0, 2.0, 3.0, math.inf]) == (INFINITE, low, INFINITE)
 
 
 @given(st.lists(LOSSES, min_size=2, max_size=12), LOSSES)
@@ -61,7 +63,7 @@ def test_a_verdict_is_where_the_interval_lies(a: float, b: float, c: float, d: f
         ([0.01, -0.01, 0.0], "holds"),  # hardly any spread, around zero
         ([0.20, 0.21, 0.19], "does not hold"),
         ([0.03, 0.00, 0.10], "inconclusive"),
-        ([0.0], "inconclusive"),  # one seed
+        ([0.0], "inconclusive"),  # one seed, and two missing
     ],
 )
 def test_norm_against_softmax(tmp_path: Path, losses: list[float], verdict: str) -> None:
@@ -84,6 +86,25 @@ def test_a_diverged_run_counts_as_infinitely_bad(tmp_path: Path) -> None:
     assert run_test(matches("length", "softmax"), results).verdict == "does not hold"
     assert "diverged" in str(run_test(matches("length", "softmax"), results).note)
     assert run_test(more_spikes("length", "softmax"), results).verdict == "holds"
+    assert run_test(more_spikes("length", "softmax"), results).values == dict.fromkeys(
+        range(3), 3.0
+    )  # and the last one
+
+
+def test_both_sides_diverged(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        for seed in range(2):
+            write_run(tmp_path, CPU, Cell(name, CPU.main, seed=seed), 3.0, event="diverged")
+    outcome = run_test(matches("a", "b"), Results(CPU, tmp_path, range(2)))
+    assert (outcome.verdict, outcome.note) == ("inconclusive", "both sides diverged with seed 0, 1")
+
+
+def test_nothing_is_concluded_while_a_seed_is_missing(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path, CPU, Cell("softmax", CPU.main, seed=seed), 3.0)
+        write_run(tmp_path, CPU, Cell("norm", CPU.main, seed=seed), 3.5 + 0.01 * seed)
+    assert run_test(worse("norm", "softmax"), Results(CPU, tmp_path, range(2))).verdict == "holds"
+    assert run_test(worse("norm", "softmax"), Results(CPU, tmp_path, range(3))).verdict == "inconclusive"
 
 
 def test_nothing_run_is_not_run(tmp_path: Path) -> None:
@@ -103,7 +124,7 @@ def test_means_over_corpora_and_gaps_of_gaps(tmp_path: Path) -> None:
     results = Results(CPU, tmp_path, range(2))
     assert run_test(matches("norm", "softmax", where="all"), results).mean == pytest.approx(0.3)
     at_main = 0.3 * list(CPU.corpora).index(CPU.main)
-    assert run_test(same_gap("norm", "softmax", "large"), results).mean == pytest.approx(0.5 - at_main)
+    assert run_test(gap_does_not_grow("norm", "softmax", "large"), results).mean == pytest.approx(0.5 - at_main)
 
 
 def test_one_refuted_test_refutes_and_one_open_test_leaves_open(tmp_path: Path) -> None:

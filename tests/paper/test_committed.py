@@ -11,6 +11,10 @@ import pytest
 from softmax_rnn.paper.headline import _curves
 from softmax_rnn.paper.plots import digest
 from softmax_rnn.paper.summary import summarise
+from softmax_rnn.report.site import write_site
+from tests.report.browser import Browser, browser
+
+__all__ = ["browser"]  # the fixture
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path("results/cpu")
@@ -45,3 +49,19 @@ def test_the_readme_shows_these_verdicts(committed: dict) -> None:
 def test_every_run_is_there(committed: dict) -> None:
     """Committed results are complete: nothing missing, nothing damaged."""
     assert [run["name"] for run in committed["runs"] if run["status"] not in ("done", "diverged")] == []
+
+
+@pytest.mark.slow
+def test_the_page_of_these_results(committed: dict, tmp_path: Path, browser: Browser) -> None:
+    """In a real browser, from disk: every claim and every figure is there, the slider moves, nothing complains."""
+    browser.open(write_site(committed, ROOT / FOLDER / "figures", tmp_path / "report"))
+    assert browser.run("return document.querySelectorAll('tbody[id^=claim-]').length") == len(committed["claims"])
+    shown = browser.run("return [...document.querySelectorAll('[id^=figure-]')].map(f => f.id)")
+    assert shown == [f"figure-{figure['name']}" for figure in committed["figures"]]
+    before = browser.run("return document.getElementById('order-words').textContent")
+    browser.run(
+        "const s = document.getElementById('order'); s.value = 9; s.dispatchEvent(new Event('input', {bubbles: true}))"
+    )
+    browser.until("return document.getElementById('order-words').textContent.includes('10 recurrent networks')")
+    assert "10 recurrent networks" not in before
+    assert browser.problems() == []

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from softmax_rnn import cli
-from softmax_rnn.paper import scales
 from softmax_rnn.paper.quick import MECHANISMS
+from softmax_rnn.paper.scales import SCALES, Cell
 
 from . import driver
+from .made import write_run
 
 DEADLINE = 600  # seconds, for a machine that is busy
 
@@ -112,21 +113,28 @@ def test_no_room_on_the_disk(
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 5 * 2**20})())
     assert cli.main(["reproduce", "fig2", "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
-    assert "27 runs need about 270 MB" in error
+    assert "30 runs need about" in error
     assert "5 MB are free: make room." in error
     assert not (tmp_path / "out").exists()
 
 
-def test_one_folder_one_scale(
-    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(scales, "SCALES", dict(scales.SCALES))
+def test_one_folder_one_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "plan.json").write_text('{"scale": "cpu", "seeds": 3}')
     assert cli.main(["reproduce", "quick", "--out", str(tmp_path)]) == 2
     assert "holds the scale cpu" in capsys.readouterr().err
     (tmp_path / "plan.json").write_text("{")
     assert cli.main(["reproduce", "fig2", "--out", str(tmp_path)]) == 2
     assert "plan.json is damaged" in capsys.readouterr().err
+
+
+def test_a_damaged_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path, SCALES["cpu"], Cell("softmax", "stdlib"), 3.0)
+    (folder / "config.yaml").write_text("name: [")
+    assert cli.main(["reproduce", "fig2", "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert f"{folder} is damaged" in error
+    assert "delete the folder" in error
+    assert not (tmp_path / "plan.json").exists()
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

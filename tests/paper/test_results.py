@@ -62,10 +62,11 @@ def test_a_missing_seed_is_named(folder: Path) -> None:
         ("metrics.jsonl", lambda text: text[: len(text) // 2], "unfinished", "stopped at step"),
         ("metrics.jsonl", lambda text: "", "unfinished", "stopped at step 0 of 200"),
         ("metrics.jsonl", lambda text: '{"a": 1}\n' + text, "damaged", "without step and tokens"),
-        ("metrics.jsonl", lambda text: text.replace("test_loss", "tost_loss"), "damaged", "has no test loss"),
+        ("metrics.jsonl", lambda text: text.replace("test_loss", "tost_loss"), "damaged", "no test loss"),
         ("metrics.jsonl", lambda text: text.splitlines()[0] + '\n{"step": 5, "tokens": 9, "event": "done"}\n', "damaged",
          "says done at step 5 of 200"),
-        ("config.yaml", lambda text: text[:40] + "\x00: [", "damaged", "cannot be read"),
+        ("config.yaml", lambda text: text[:40] + "\x00: [", "damaged", "not that of a run"),
+        ("config.yaml", lambda text: text[: text.index("train:")], "damaged", "not that of a run"),
         ("config.yaml", lambda text: "", "damaged", "not that of a run"),
     ],
 )  # fmt: skip

@@ -20,6 +20,7 @@ def board(runs: Sequence[RunConfig]) -> Iterator[Show]:
     """A function that takes the states of the runs that are running or have ended, and which of them have just ended."""
     from rich.console import Console
     from rich.live import Live
+    from rich.markup import escape
 
     console = Console(stderr=True)
     known = _Known(runs)
@@ -27,7 +28,9 @@ def board(runs: Sequence[RunConfig]) -> Iterator[Show]:
         yield lambda states, ended: _lines(console, known, states, ended)
         return
     with Live(console=console, auto_refresh=False, transient=len(runs) > _room(console)) as live:
-        yield lambda states, ended: live.update(_screen(console, known, states), refresh=True)
+        yield lambda states, ended: live.update(_screen(console, known, states, ended), refresh=True)
+    for folder, state in known.failed.items():  # the reasons, which may have scrolled away
+        console.print(escape(f"{folder.name}  {state}"), highlight=False, soft_wrap=True)
     console.print(known.sentence({}))
 
 
@@ -42,6 +45,7 @@ class _Known:
     def __init__(self, runs: Sequence[RunConfig]) -> None:
         self.runs = runs
         self.began = time.monotonic()
+        self.failed: dict[Path, str] = {}
         self._read: dict[Path, Run | None] = {}
         self.done_before = sum(self.state(run, {}) in ("done", "diverged") for run in runs)
 
@@ -51,6 +55,13 @@ class _Known:
             there = (folder / "config.yaml").is_file()
             self._read[folder] = Run(folder, {}, read(folder / "metrics.jsonl")) if there else None
         return self._read[folder]
+
+    def end(self, states: Mapping[Path, str], ended: Sequence[Path]) -> None:
+        """Take in that some have ended: their last rows, and why where it was not well."""
+        for config in self.runs:
+            if config.folder in ended:
+                self.run(config, fresh=True)
+        self.failed |= {folder: states[folder] for folder in ended if states[folder].startswith("failed")}
 
     def state(self, config: RunConfig, states: Mapping[Path, str]) -> str:
         if config.folder in states:
@@ -75,35 +86,41 @@ def _room(console: Any) -> int:
     return max(6, console.size.height - 8)
 
 
-def _screen(console: Any, known: _Known, states: Mapping[Path, str]) -> Any:
+def _screen(console: Any, known: _Known, states: Mapping[Path, str], just_ended: Sequence[Path]) -> Any:
     """All runs where there is room for them, else those that are moving and the last that have ended."""
     from rich.console import Group
 
+    known.end(states, just_ended)
     room = _room(console)
     shown = list(known.runs)
     if len(shown) > room:
         by_folder = {run.folder: run for run in known.runs}
         training = [folder for folder, state in states.items() if state == "training"]
         ended = [folder for folder in states if folder not in training]
-        shown = [by_folder[folder] for folder in (ended[-(room - len(training)) :] + training)]
+        first = max(0, len(ended) - max(0, room - len(training)))
+        shown = [by_folder[folder] for folder in ended[first:] + training]
     return Group(_table(known, shown, states), known.sentence(states))
 
 
 def _lines(console: Any, known: _Known, states: Mapping[Path, str], ended: Sequence[Path]) -> None:
+    from rich.markup import escape
+
+    known.end(states, ended)
     by_folder = {run.folder: run for run in known.runs}
     for folder in ended:
-        run = known.run(by_folder[folder], fresh=True)
+        run = known.run(by_folder[folder], fresh=False)
         loss = run.last("test_loss") if run else None
         text = f"{folder.name}  {states[folder]}" + (f"  test loss {loss:.3f}" if loss is not None else "")
-        console.print(f"{text}  ({known.sentence(states)})", highlight=False, soft_wrap=True)
+        console.print(escape(f"{text}  ({known.sentence(states)})"), highlight=False, soft_wrap=True)
 
 
 def _table(known: _Known, runs: Sequence[RunConfig], states: Mapping[Path, str]) -> Any:
+    from rich.markup import escape
     from rich.table import Table
 
     out = Table("run", "state", "step", "loss", "test loss", "tokens/s", "spikes")
     for config in runs:
-        state = known.state(config, states)
+        state = escape(known.state(config, states))
         there = known.run(config, fresh=state == "training")
         if there is None:
             out.add_row(config.folder.name, state, f"0/{config.train.steps}")

@@ -53,7 +53,7 @@ def status(run: RunConfig) -> str:
     """``done``, ``diverged``, ``unfinished`` or ``new``."""
     try:
         return read_run(run.folder).status
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return "new"
 
 
@@ -180,7 +180,7 @@ def _here(runs: Sequence[RunConfig], todo: list[RunConfig], jobs: int) -> int:
 
     if todo:
         farm = _Farm(runs, list(todo), jobs)
-        with board(runs) as show:
+        with board(runs) as show, _terminated_as_interrupted():
             while farm.busy:
                 try:
                     ended = farm.step()
@@ -193,6 +193,16 @@ def _here(runs: Sequence[RunConfig], todo: list[RunConfig], jobs: int) -> int:
             print("Stopped and saved. To go on: the same command.", file=sys.stderr)
             return 130
     return 0 if all(status(run) == "done" for run in runs) else 1
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM is handled as Ctrl-C: or else the workers would go on without anybody to watch them."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

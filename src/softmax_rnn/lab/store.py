@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from ..errors import UserError
 from .recorder import read
 
 COLUMNS = ("run", "status", "mechanism", "source", "size", "seed", "step", "steps", "train_loss", "test_loss", "spikes")
@@ -46,10 +47,33 @@ class Run:
         }
 
 
+class DamagedRun(UserError):
+    """The files of a run contradict themselves or cannot be read."""
+
+
 def read_run(folder: str | Path) -> Run:
-    """One run; a folder without ``config.yaml`` raises ``FileNotFoundError``."""
+    """One run; a folder without ``config.yaml`` raises ``FileNotFoundError``, files that make no sense ``DamagedRun``."""
     folder = Path(folder)
-    return Run(folder, yaml.safe_load((folder / "config.yaml").read_text()), read(folder / "metrics.jsonl"))
+    try:
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        steps, *_ = config["train"]["steps"], config["seed"], config["model"]["mechanism"], config["data"]["source"]
+    except (ValueError, yaml.YAMLError, KeyError, TypeError):
+        raise _damaged(folder, "config.yaml is not that of a run") from None
+    try:
+        run = Run(folder, config, read(folder / "metrics.jsonl"))
+    except ValueError:
+        raise _damaged(folder, "metrics.jsonl is not text") from None
+    if any(not isinstance(row, dict) or "step" not in row or "tokens" not in row for row in run.rows):
+        raise _damaged(folder, "metrics.jsonl has a row without step and tokens")
+    if run.status == "done" and run.rows[-1]["step"] != steps:
+        raise _damaged(folder, f"it says done at step {run.rows[-1]['step']} of {steps}")
+    if run.status == "done" and run.last("test_loss") is None:
+        raise _damaged(folder, "it says done and has no test loss")
+    return run
+
+
+def _damaged(folder: Path, why: str) -> DamagedRun:
+    return DamagedRun(f"{folder} is damaged ({why}): delete the folder, then run the same command.")
 
 
 def find_runs(root: str | Path) -> list[Run]:

@@ -11,9 +11,9 @@ from .results import Results
 from .scales import Cell, Scale
 
 
-def show(figure: str, scale: Scale, cells: list[Cell], out: Path) -> int:
+def show(figure: str, scale: Scale, cells: list[Cell], out: Path, seeds: int) -> int:
     """Print it; returns the exit code."""
-    results = Results(scale, out, sorted({cell.seed for cell in cells}))
+    results = Results(scale, out, range(seeds))
     rows = [(cell, cost(scale.config(cell, out / "runs")), results.record(cell).status) for cell in cells]
     print(f"{'run':<58} {'state':<11} {'parameters':>13} {'tokens':>15} {'FLOPs':>9}")
     for cell, run, state in rows:
@@ -22,7 +22,7 @@ def show(figure: str, scale: Scale, cells: list[Cell], out: Path) -> int:
     left = [(cell, run) for cell, run, state in rows if state not in ("done", "diverged")]
     print(f"\n{len(rows)} runs, {len(rows) - len(left)} of them done; {_totals([run for _, run in left], scale)}")
     if scale.name == "paper":
-        _commands(figure, scale, [cell for cell, _ in left], out)
+        _commands(figure, scale, [cell for cell, _ in left], out, seeds)
     return 0
 
 
@@ -33,13 +33,13 @@ def _totals(costs: list[Cost], scale: Scale) -> str:
     else:
         cores = os.cpu_count() or 1
         time = f"about {sum(c.core_minutes for c in costs) / cores:,.0f} minutes on {cores} cores"
-    return f"left: {tokens:,} tokens, {flops:.1e} FLOPs, {time}."
+    return f"left: at most {tokens:,} tokens, {flops:.1e} FLOPs, {time}."
 
 
-def _commands(figure: str, scale: Scale, cells: list[Cell], out: Path) -> None:
+def _commands(figure: str, scale: Scale, cells: list[Cell], out: Path, seeds: int) -> None:
     print("\nOne by one:\n")
     for cell in cells:
         print(torchrun(scale, cell, out / "runs"))
     print("\nOr as SLURM job arrays:\n")
     for variant in Counter(cell.variant for cell in cells):
-        print(slurm(figure, scale, variant, out))
+        print(slurm(figure, scale, out, seeds, variant))

@@ -13,7 +13,7 @@ from .scales import Cell, Scale, Variant
 A100_FLOPS = 312e12  # dense bfloat16, NVIDIA's data sheet
 UTILISATION = 0.4
 GPUS: dict[str, int] = {"base": 2, "large": 4, "long": 6}  # as in appendix D
-CORE_FLOPS = 12e9  # of one CPU core in training these small models, start-up included
+CORE_FLOPS = 17e9  # of one CPU core in training these small models, start-up included
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,16 @@ def torchrun(scale: Scale, cell: Cell, root: Path) -> str:
     return f"torchrun --nproc-per-node {GPUS[cell.variant]} -m softmax_rnn.lab.train {shlex.join(words)}"
 
 
-def slurm(figure: str, scale: Scale, variant: Variant, root: Path) -> str:
+def reproduce(figure: str, scale: Scale, out: Path, seeds: int, *more: str) -> str:
+    """The command that makes a figure."""
+    words = ["softmax-rnn", "reproduce", figure]
+    words += [] if scale.name == "quick" else ["--scale", scale.name]
+    words += [] if seeds == scale.seeds else ["--seeds", str(seeds)]
+    return shlex.join([*words, "--out", str(out), *more])
+
+
+def slurm(figure: str, scale: Scale, out: Path, seeds: int, variant: Variant) -> str:
     """The command that queues the runs of one variant as a job array."""
-    gpus = GPUS[variant]
-    return (
-        f"softmax-rnn reproduce {figure} --scale {scale.name} --out {root} --variant {variant} --slurm --gpus {gpus} "
-        f"--processes {gpus} --minutes 2880 --partition YOURS"
+    return reproduce(
+        figure, scale, out, seeds, "--variant", variant, "--slurm", "--minutes", "2880", "--partition", "NAME"
     )

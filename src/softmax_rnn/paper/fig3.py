@@ -1,6 +1,6 @@
 """Figure 3 (section 4.2): the same with a larger model, and with rows four times as long."""
 
-from .claims import Claim, matches, same_gap, worse
+from .claims import Claim, gap_does_not_grow, matches, more_spikes, worse
 from .fig2 import MECHANISMS
 from .figures import Figure, Panel
 from .scales import Scale
@@ -20,20 +20,26 @@ CLAIMS = (
     Claim(
         "ranking_kept_larger",
         "4.2",
-        "In a larger model the order stays: norm with softmax, gate not better.",
+        "In a larger model the order stays: norm with softmax, gate behind.",
         (matches("norm", "softmax", "large"), worse("gate", "norm", "large", by=0.0)),
     ),
     Claim(
         "ranking_kept_longer",
         "4.2",
-        "On longer sequences the order stays: norm with softmax, gate not better.",
+        "On longer sequences the order stays: norm with softmax, gate behind.",
         (matches("norm", "softmax", "long"), worse("gate", "norm", "long", by=0.0)),
     ),
     Claim(
         "norm_scales_as_softmax",
         "4.2",
         "Norm scales as softmax does: its distance from softmax does not grow with the model or the sequence.",
-        (same_gap("norm", "softmax", "large"), same_gap("norm", "softmax", "long")),
+        (gap_does_not_grow("norm", "softmax", "large"), gap_does_not_grow("norm", "softmax", "long")),
+    ),
+    Claim(
+        "norm_more_stable_when_scaled",
+        "4.2",
+        "In a larger model and on longer sequences the norm is more stable than the gate.",
+        (more_spikes("gate", "norm", "large"), more_spikes("gate", "norm", "long")),
     ),
 )
 
@@ -42,7 +48,7 @@ FIGURE = Figure(
     "3",
     "4.2",
     "Does it stay so when the model or the sequence grows?",
-    "The same mechanisms in a model with eight or nine times the parameters (without embeddings), and on rows four times as long.",
+    "The same mechanisms in a model three times as wide (nine times the parameters, without embeddings), and on rows four times as long.",
     panels,
     CLAIMS,
 )

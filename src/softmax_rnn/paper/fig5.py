@@ -4,6 +4,8 @@ Every order is trained with an L2 norm in place of the denominator, which any or
 positive everywhere, are trained with the sum as well; that is the one that becomes softmax.
 """
 
+from itertools import pairwise
+
 from .claims import Claim, matches, not_better, worse
 from .figures import Figure, Panel
 from .scales import Scale
@@ -34,12 +36,8 @@ def panels(scale: Scale) -> tuple[Panel, ...]:
 MORE_ORDERS = Claim(
     "more_orders_help",
     "4.4",
-    "Every order that is added to the series of softmax brings the loss down.",
-    (
-        worse("taylor0_norm", "taylor1_norm", by=0.0),
-        worse("taylor1_norm", "taylor2_norm", by=0.0),
-        worse("taylor2_norm", "taylor10_norm", by=0.0),
-    ),
+    "The more orders of the series of softmax, the lower the loss.",
+    tuple(worse(f"taylor{a}_norm", f"taylor{b}_norm", by=0.0) for a, b in pairwise(NORMED["taylor"])),
 )
 CLAIMS = (
     MORE_ORDERS,

@@ -58,6 +58,7 @@ def _replacements(axis: Any, curves: dict[str, dict[str, Any]]) -> None:
         curve = curves[name]
         low, mean, high = (curve["final_test"][key] - base for key in ("low", "mean", "high"))
         if mean > OUT_OF_RANGE:
+            axis.set_xlim(right=OUT_OF_RANGE)
             axis.annotate(f"+{mean:.1f}", (OUT_OF_RANGE, y), ha="right", va="center", color=curve["color"], fontsize=8)
             continue
         axis.plot([low, high], [y, y], color=curve["color"], lw=2.2, alpha=0.45, solid_capstyle="round")

@@ -27,7 +27,7 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
 }
-DASHES = {"solid": "-", "dash": (0, (4, 2)), "dot": (0, (1, 1.5))}
+DASHES = {"solid": "-", "dash": (0, (4, 2))}
 
 
 def draw(summary: dict[str, Any], folder: Path) -> list[Path]:
@@ -38,7 +38,7 @@ def draw(summary: dict[str, Any], folder: Path) -> list[Path]:
         if not any(curve["train"]["x"] for panel in figure["panels"] for curve in panel["curves"]):
             continue
         with matplotlib.rc_context(STYLE):
-            drawing = _expanded(figure) if figure["number"] in ("8", "9") else _plain(figure)
+            drawing = _expanded(figure) if figure["expanded"] else _plain(figure)
             written.append(save(drawing, folder / f"{figure['name']}.svg", figure))
             plt.close(drawing)
     return written

@@ -52,16 +52,18 @@ def build(folder: Path, site: Path) -> int:
 
 
 def _write_row(folder: Path) -> None:
-    """Taken once, while the checkpoint is there."""
-    from .row import take_row
+    """Taken once, from the finished run, while its checkpoint is there."""
+    from ..lab.farm import status
+    from .row import source, take_row
     from .scales import scale
-    from .summary import read_plan
+    from .summary import read_plan, read_row
 
-    file = folder / "row.json"
-    if not file.exists():
-        row = take_row(scale(read_plan(folder)["scale"]), folder)
+    chosen, there = scale(read_plan(folder)["scale"]), read_row(folder)
+    run = source(chosen, folder)
+    if status(run) == "done" and (there is None or there["model"] != run.folder.name):
+        row = take_row(chosen, folder)
         if row is not None:
-            write_atomically(file, json.dumps(row, ensure_ascii=False) + "\n")
+            write_atomically(folder / "row.json", json.dumps(row, ensure_ascii=False) + "\n")
 
 
 def _print(summary: dict[str, Any]) -> None:

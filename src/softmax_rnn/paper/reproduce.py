@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..lab.farm import Parser, add_options, check_options, run_all
+from ..lab.farm import ENDED, Parser, add_options, check_options, run_all, status
 from .catalog import FIGURES, choose
+from .estimate import GPUS, cost
 from .scales import Cell, Scale, scale
 
-MEGABYTES = 10  # of disk for a run of a laptop scale, checkpoint included
+MEGABYTES = 2  # of disk for the text of a run; a checkpoint has 12 bytes for each parameter
 
 
 def _options(argv: list[str]) -> argparse.Namespace:
@@ -43,9 +44,15 @@ def _options(argv: list[str]) -> argparse.Namespace:
     if options.figure == "quick" and options.scale is not None:
         raise UserError("quick is a scale of its own: leave --scale out, or name a figure.")
     options.scale = scale("quick" if options.figure == "quick" else options.scale or "cpu")
-    options.seeds = options.seeds or options.scale.seeds
     options.out = options.out or Path("out") / options.scale.name
+    options.seeds = options.seeds or _planned_seeds(options.out) or options.scale.seeds
     return options
+
+
+def _planned_seeds(out: Path) -> int | None:
+    from .summary import read_plan
+
+    return int(read_plan(out)["seeds"]) if (out / "plan.json").exists() else None
 
 
 def main(argv: list[str]) -> int:
@@ -55,7 +62,7 @@ def main(argv: list[str]) -> int:
     if options.dry_run:
         from .dry import show
 
-        return show(options.figure, options.scale, cells, options.out)
+        return show(options.figure, options.scale, cells, options.out, options.seeds)
     _check(options, cells)
     _write_plan(options)
     runs = [options.scale.config(cell, options.out / "runs") for cell in cells]
@@ -70,7 +77,10 @@ def main(argv: list[str]) -> int:
 def plan(figure: str, chosen: Scale, seeds: int, variant: str | None = None) -> list[Cell]:
     """The runs of a figure, or of all, each once; seed by seed, so that an early stop leaves something to see."""
     found = [cell for f in choose(figure, chosen) for cell in f.cells(chosen, range(seeds))]
-    return [cell for cell in dict.fromkeys(found) if variant in (None, cell.variant)]
+    cells = [cell for cell in dict.fromkeys(found) if variant in (None, cell.variant)]
+    if not cells:
+        raise UserError(f"{figure} has no runs of the size {variant}.")
+    return cells
 
 
 def _check(options: argparse.Namespace, cells: list[Cell]) -> None:
@@ -78,20 +88,29 @@ def _check(options: argparse.Namespace, cells: list[Cell]) -> None:
     for package in ("matplotlib", "plotly"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"The report needs the package {package}: pip install 'softmax-rnn[lab,report]'")
-    if options.scale.name == "paper" and not options.slurm:
-        import torch
-
-        if not torch.cuda.is_available():
-            raise UserError(
-                "The paper's scale needs GPUs, and this machine has none: --dry-run shows what it would take, --slurm queues it, "
-                "--scale cpu is for this machine."
-            )
+    if options.scale.name == "paper":
+        _check_cluster(options)
+    runs = [options.scale.config(cell, options.out / "runs") for cell in cells]
+    left = [run for run in runs if status(run) not in ENDED]
+    need = sum(MEGABYTES + cost(run).parameters * 12 * (run.run.keep + 1) // 2**20 for run in left)
     where = next(p for p in (options.out.absolute(), *options.out.absolute().parents) if p.exists())
-    free, need = shutil.disk_usage(where).free // 2**20, MEGABYTES * len(cells)
+    free = shutil.disk_usage(where).free // 2**20
     if free < need:
         raise UserError(
-            f"{len(cells)} runs need about {need:,} MB in {options.out}, and {free:,} MB are free: make room."
+            f"{len(left)} runs need about {need:,} MB in {options.out}, and {free:,} MB are free: make room."
         )
+
+
+def _check_cluster(options: argparse.Namespace) -> None:
+    """One process per GPU is what torchrun and SLURM do; each size needs its own number of them."""
+    if not options.slurm:
+        raise UserError(
+            "The paper's scale runs under torchrun or SLURM: --dry-run prints the commands; --scale cpu is for this machine."
+        )
+    if options.variant is None:
+        raise UserError("The sizes need different numbers of GPUs: queue each with --variant base, large or long.")
+    options.gpus = options.gpus or GPUS[options.variant]
+    options.processes = max(options.processes, options.gpus)
 
 
 def _write_plan(options: argparse.Namespace) -> None:
@@ -114,8 +133,6 @@ def _write_plan(options: argparse.Namespace) -> None:
 
 def _failures(runs: list[Any]) -> int:
     """1 if a run has not come to an end, with a sentence."""
-    from ..lab.farm import ENDED, status
-
     left = [run.folder.name for run in runs if status(run) not in ENDED]
     if left:
         print(f"{len(left)} runs did not end, among them {left[0]}; the same command goes on.", file=sys.stderr)

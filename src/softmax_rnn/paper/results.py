@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from ..lab.store import Run, read_run
+from ..lab.store import DamagedRun, Run, read_run
 from .claims import Metric
 from .scales import Cell, Scale
-
-LAST_SHARE = 0.1  # of training, over which the final training loss is the mean
 
 
 @dataclass(frozen=True)
@@ -39,24 +35,15 @@ class Record:
         """The final value; infinite where the run diverged; None where it has not ended."""
         if self.run is None or not self.ended:
             return None
-        if metric == "spikes":
-            return float(self.run.last("spikes") or 0)
-        if self.status == "diverged":
-            return math.inf
-        if metric == "test_loss":
-            return _finite(self.run.last("test_loss"))
-        rows = [row for row in self.run.rows if "train_loss" in row]
-        late = [row["train_loss"] for row in rows if row["step"] > (1 - LAST_SHARE) * rows[-1]["step"]]
-        return None if None in late or not late else statistics.fmean(late)
+        diverged = self.status == "diverged"
+        if metric == "spikes":  # the last one, from which a run did not recover, comes after its last row
+            return float(self.run.last("spikes") or 0) + diverged
+        return math.inf if diverged else float(self.run.last("test_loss"))
 
     def curve(self, metric: str) -> dict[int, tuple[int, float | None]]:
         """step -> (tokens, value)."""
         rows = self.run.rows if self.run is not None else []
         return {row["step"]: (row["tokens"], row[metric]) for row in rows if metric in row}
-
-
-def _finite(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 class Results:
@@ -78,20 +65,30 @@ class Results:
 
     @cached_property
     def environments(self) -> list[dict[str, Any]]:
-        """What the runs that have ended say about where they ran."""
-        files = [record.folder / "environment.json" for record in self._records.values() if record.ended]
-        return [json.loads(file.read_text()) for file in files if file.exists()]
+        """What the runs that have ended say about where they ran; a file that cannot be read says nothing."""
+        found = []
+        for record in self._records.values():
+            with contextlib.suppress(OSError, ValueError):
+                about = json.loads((record.folder / "environment.json").read_text())
+                if record.ended and {"versions", "hardware", "git", "sessions"} <= set(about):
+                    found.append(about)
+        return found
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Of the first run, flat."""
+        """Of the first run, flat, with the revisions of all."""
         for about in self.environments:
-            return {**about["versions"], **{k: v for k, v in about["hardware"].items() if v}, "git": about["git"]}
+            revisions = sorted({str(other["git"])[:10] for other in self.environments})
+            return {
+                **about["versions"],
+                **{k: v for k, v in about["hardware"].items() if v},
+                "git": ", ".join(revisions),
+            }
         return {}
 
     @property
     def made(self) -> str:
-        """The day on which the last run ended."""
+        """The day on which the last run began."""
         return max((about["sessions"][-1]["began"][:10] for about in self.environments), default="")
 
 
@@ -100,17 +97,8 @@ def _read(cell: Cell, folder: Path) -> Record:
         run = read_run(folder)
     except FileNotFoundError:
         return Record(cell, folder, "missing")
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        return Record(cell, folder, "damaged", note=f"config.yaml cannot be read: {' '.join(str(error).split())[:120]}")
-    if not isinstance(run.config, dict) or "model" not in run.config:
-        return Record(cell, folder, "damaged", note="config.yaml is not that of a run")
-    if any(not isinstance(row, dict) or "step" not in row or "tokens" not in row for row in run.rows):
-        return Record(cell, folder, "damaged", note="metrics.jsonl has a row without step and tokens")
-    steps = run.config["train"]["steps"]
-    if run.status == "done" and run.rows[-1]["step"] != steps:
-        return Record(cell, folder, "damaged", note=f"says done at step {run.rows[-1]['step']} of {steps}")
-    if run.status == "done" and run.last("test_loss") is None:
-        return Record(cell, folder, "damaged", note="has no test loss")
-    reached = run.rows[-1]["step"] if run.rows else 0
+    except DamagedRun as error:
+        return Record(cell, folder, "damaged", note=str(error))
+    reached, steps = run.rows[-1]["step"] if run.rows else 0, run.config["train"]["steps"]
     note = f"stopped at step {reached} of {steps}" if run.status == "unfinished" else None
     return Record(cell, folder, run.status, run, note)

@@ -7,9 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..lab.config import RunConfig
 from .scales import Cell, Scale
 
 TOKENS = 40
+
+
+def source(scale: Scale, folder: Path) -> RunConfig:
+    """The run that the row is taken from."""
+    return scale.config(Cell("softmax", scale.main), folder / "runs")
 
 
 def take_row(scale: Scale, folder: Path) -> dict[str, Any] | None:
@@ -26,14 +32,15 @@ def take_row(scale: Scale, folder: Path) -> dict[str, Any] | None:
     from ..microscope.tiles import Call
     from ..models.loading import load_model, load_tokenizer
 
-    config = scale.config(Cell("softmax", scale.main), folder / "runs")
+    config = source(scale, folder)
     quieten()
     try:
         model, tokenizer = load_model(config.folder), load_tokenizer(config.folder)
+        test = prepare(config.data, config.tokenizer, quiet=True).test
     except UserError:
         return None
-    test = prepare(config.data, config.tokenizer, quiet=True).test
-    ids = torch.as_tensor(test[0][:TOKENS].astype("int64"))[None]
+    rows = (test[i] for i in range(len(test)) if len(test[i]) >= TOKENS)
+    ids = torch.as_tensor(next(rows)[:TOKENS].astype("int64"))[None]
     found: list[tuple[float, int, int, int, list[float]]] = []
 
     def look(call: Call) -> None:

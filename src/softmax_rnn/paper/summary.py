@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from ..errors import UserError
 from .catalog import of_scale
 from .claims import Claim, Outcome, conclude, run_test
+from .estimate import reproduce
 from .figures import Figure, Panel, color, dash, label
 from .results import Record, Results
 from .scales import SCALES, Cell, Scale, scale
@@ -33,7 +35,6 @@ def summarise(folder: Path) -> dict[str, Any]:
     judged = [_claim(claim, figure, results) for claim, figure in claims]
     cells = list(dict.fromkeys(cell for figure in figures for cell in figure.cells(chosen, results.seeds)))
     records = [results.record(cell) for cell in cells]
-    row = folder / "row.json"
     return {
         "title": "Softmax attention, taken apart",
         "scale": chosen.name,
@@ -43,10 +44,10 @@ def summarise(folder: Path) -> dict[str, Any]:
         "counts": {verdict: sum(c["verdict"] == verdict for c in judged) for verdict in VERDICTS},
         "claims": judged,
         "figures": [_figure(figure, results) for figure in figures],
-        "row": json.loads(row.read_text()) if row.exists() else None,
+        "row": read_row(folder),
         "runs": [_run(record) for record in records],
         "environment": results.environment,
-        "commands": [f"softmax-rnn reproduce all --scale {chosen.name} --out {folder}", f"softmax-rnn report {folder}"],
+        "commands": [_command(_whole(chosen), results), f"softmax-rnn report {shlex.quote(str(folder))}"],
         "made": results.made,
         "minutes": round(sum(r.run.last("seconds") or 0 for r in records if r.run is not None) / 60, 1),
     }
@@ -57,7 +58,7 @@ def read_plan(folder: Path) -> dict[str, Any]:
     file = folder / "plan.json"
     try:
         plan = json.loads(file.read_text())
-        if plan["scale"] in SCALES and int(plan["seeds"]) > 0:
+        if plan["scale"] in SCALES and isinstance(plan["seeds"], int) and plan["seeds"] > 0:
             return dict(plan)
     except FileNotFoundError:
         raise UserError(
@@ -66,6 +67,15 @@ def read_plan(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     raise UserError(f"{file} is damaged: delete it and run softmax-rnn reproduce with --out {folder} again.")
+
+
+def read_row(folder: Path) -> dict[str, Any] | None:
+    """``row.json``, or None where it is not there or cannot be read."""
+    try:
+        row = json.loads((folder / "row.json").read_text())
+        return row if isinstance(row, dict) and {"model", "tokens", "scores", "query"} <= set(row) else None
+    except (OSError, ValueError):
+        return None
 
 
 def setting(chosen: Scale, seeds: int) -> str:
@@ -118,9 +128,18 @@ def _figure(figure: Figure, results: Results) -> dict[str, Any]:
         "title": figure.title,
         "section": figure.section,
         "caption": figure.caption,
-        "command": f"softmax-rnn reproduce {figure.name} --scale {results.scale.name}",
+        "command": _command(figure.name, results),
+        "expanded": figure.expanded,
         "panels": [_panel(panel, results) for panel in figure.panels(results.scale)],
     }
+
+
+def _whole(chosen: Scale) -> str:
+    return "quick" if chosen.name == "quick" else "all"
+
+
+def _command(figure: str, results: Results) -> str:
+    return reproduce(figure, results.scale, results.folder, len(results.seeds))
 
 
 def _panel(panel: Panel, results: Results) -> dict[str, Any]:
@@ -133,9 +152,10 @@ def _curve(name: str, panel: Panel, results: Results) -> dict[str, Any]:
 
     records = [results.record(Cell(name, panel.corpus, panel.variant, seed)) for seed in results.seeds]
     ended = [record for record in records if record.ended]
+    diverged = [str(record.cell.seed) for record in ended if record.status == "diverged"]
     final = [value for record in ended if (value := record.final("test_loss")) is not None and math.isfinite(value)]
     return {
-        "label": label(name),
+        "label": label(name) + (f" (diverged: seed {', '.join(diverged)})" if diverged else ""),
         "mechanism": name,
         "formula": str(mechanism(name)),
         "color": color(name),
@@ -151,15 +171,14 @@ def _curve(name: str, panel: Panel, results: Results) -> dict[str, Any]:
 
 
 def band(records: Sequence[Record], metric: str) -> dict[str, list[Any]]:
-    """Mean, lowest and highest over the seeds, at the steps that all of them have."""
+    """Mean, lowest and highest over the seeds, at every step that one of them has; one that has diverged is no longer in it."""
     curves = [record.curve(metric) for record in records]
-    steps = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
     out: dict[str, list[Any]] = {"x": [], "mean": [], "low": [], "high": []}
-    for step in steps:
-        values = [curve[step][1] for curve in curves]
-        finite = [value for value in values if value is not None and math.isfinite(value)]
-        whole = len(finite) == len(values)  # one seed without a finite loss leaves a hole in the curve
-        out["x"].append(curves[0][step][0])
+    for step in sorted({step for curve in curves for step in curve}):
+        points = [curve[step] for curve in curves if step in curve]
+        finite = [value for _, value in points if value is not None and math.isfinite(value)]
+        whole = len(finite) == len(points)  # one seed without a finite loss leaves a hole in the curve
+        out["x"].append(points[0][0])
         out["mean"].append(round(sum(finite) / len(finite), 5) if whole else None)
         out["low"].append(round(min(finite), 5) if whole else None)
         out["high"].append(round(max(finite), 5) if whole else None)
