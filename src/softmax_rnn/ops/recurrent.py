@@ -22,8 +22,8 @@ def features(q: Tensor, k: Tensor, coefficients: Sequence[float]) -> tuple[Tenso
     """The symmetric powers of all orders in use, side by side, of q (N, G, L, D) and k (N, L, D); those of q times c_n."""
     orders = [n for n, c in enumerate(coefficients) if c != 0]
     both = symmetric_powers(torch.cat([q, k[:, None]], 1), orders)
-    weights = [torch.full((symmetric_dim(q.shape[-1], n),), coefficients[n]) for n in orders]
-    return both[:, :-1] * torch.cat(weights).to(q), both[:, -1]
+    weights = [q.new_full((symmetric_dim(q.shape[-1], n),), coefficients[n]) for n in orders]
+    return both[:, :-1] * torch.cat(weights), both[:, -1]
 
 
 def steps(
