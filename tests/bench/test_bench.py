@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from softmax_rnn.bench.main import PARTS, main
+from softmax_rnn.bench.main import PARTS, main, others, write
 from softmax_rnn.bench.measure import Record, interleave
 
 FIELDS = {"name", "shape", "dtype", "anchor_name", "ours", "anchor", "unit", "ratio", "target", "met", "spread", "note"}
@@ -48,3 +48,12 @@ def test_bad_thread_count(capsys):
 
     assert cli(["bench", "ops", "--threads", "0"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_one_part_keeps_the_records_of_the_others(tmp_path):
+    file = tmp_path / "bench.json"
+    about = {"cpu": "x", "cores": 2, "threads": 1, "python": "3", "torch": "2"}
+    write(file, [{"part": "train", "name": "a"}, {"part": "ops", "name": "b"}], about)
+    assert [r["name"] for r in others(file, ["ops"], about)] == ["a"]
+    assert [r["name"] for r in json.loads(file.read_text())["records"]] == ["b", "a"]  # in the order of the parts
+    assert others(file, ["ops"], about | {"torch": "3"}) == []
