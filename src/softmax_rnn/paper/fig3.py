@@ -48,7 +48,8 @@ FIGURE = Figure(
     "3",
     "4.2",
     "Does it stay so when the model or the sequence grows?",
-    "The same mechanisms in a model three times as wide (nine times the parameters, without embeddings), and on rows four times as long.",
+    "The same mechanisms in a wider model (on the laptop twice as wide, with four times the parameters without embeddings), "
+    "and on rows four times as long.",
     panels,
     CLAIMS,
 )
