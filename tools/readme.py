@@ -58,7 +58,7 @@ def bench() -> str:
         return "Not measured yet."
     data = json.loads(path.read_text())
     about = data["environment"]
-    head = f"{about['cpu']}, {about['threads']} threads, torch {about['torch']}, {about['date']}: `{about['command']}`."
+    head = f"{about['cpu']}, {about['threads']} threads, torch {about['torch']}, {about['date']}: `make bench`."
     lines = [head, "", "| work | shape | against | ours / theirs | target | |", "|---|---|---|---|---|---|"]
     for r in data["records"]:
         if r["target"] is None or r["name"].count(": auto"):
