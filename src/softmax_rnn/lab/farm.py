@@ -161,7 +161,7 @@ class _Farm:
             run = self.waiting.pop(0)
             config = asdict(run)
             config["run"]["threads"] = run.run.threads or self.threads
-            with _ctrl_c_ignored():  # by the workers, until they train: then they save and stop
+            with _ctrl_c_later():
                 self.running[run.folder] = self.executor.submit(Job(config))
         before = set(self.ended)
         for folder, job in list(self.running.items()):
@@ -206,12 +206,13 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _ctrl_c_ignored() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _ctrl_c_later() -> Iterator[None]:
+    """Ctrl-C waits until the worker is on the list. Workers inherit that and do not see it: they are told by SIGTERM."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _ending(job: Any) -> str:
