@@ -6,8 +6,12 @@ one line on stderr, exit code 2, nothing written.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import sys
+from typing import NoReturn
+
+from .errors import MechanismError, UserError
 
 COMMANDS = {
     "list": ("softmax_rnn.listing", "mechanisms, model sizes (--sizes), finished runs (--runs)"),
@@ -19,6 +23,14 @@ COMMANDS = {
     "bench": ("softmax_rnn.bench.main", "measure speed and memory side by side with what people use instead"),
     "generate": ("softmax_rnn.generate", "write text with a trained model, token by token"),
 }
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse for subcommands, except that a wrong option is a ``UserError`` like everything else that is wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        """One line, exit code 2, as ``main`` does it."""
+        raise UserError(message)
 
 
 def _help() -> str:
@@ -46,8 +58,6 @@ def main(argv: list[str] | None = None) -> int:
     if argv[0] not in COMMANDS:
         print(f"softmax-rnn: unknown command {argv[0]!r}; commands are {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
-    from .errors import MechanismError, UserError
-
     try:
         return int(importlib.import_module(COMMANDS[argv[0]][0]).main(argv[1:]) or 0)
     except (MechanismError, UserError) as error:

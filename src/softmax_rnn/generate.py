@@ -8,12 +8,13 @@ import sys
 import time
 from typing import Any
 
+from .cli import Parser
 from .errors import UserError
 
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    p = argparse.ArgumentParser(prog="softmax-rnn generate", description=__doc__)
+    p = Parser(prog="softmax-rnn generate", description=__doc__)
     p.add_argument(
         "model", help="a checkpoint folder, a run, a GGUF file, 'smollm2' (the installed package), or a name on the hub"
     )

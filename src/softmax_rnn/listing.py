@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
+from .cli import Parser
 
 
 def main(argv: list[str]) -> int:
     """Print one of the three tables."""
-    parser = argparse.ArgumentParser("softmax-rnn list", description=__doc__)
+    parser = Parser("softmax-rnn list", description=__doc__)
     parser.add_argument("--sizes", action="store_true", help="model sizes with their parameter counts")
     parser.add_argument(
         "--runs", nargs="?", const="runs", metavar="FOLDER", help="finished and unfinished runs (default: runs)"

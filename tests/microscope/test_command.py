@@ -125,6 +125,4 @@ def test_options_that_will_not_do(folder: str, text: str, tmp_path: Path) -> Non
     assert "at least 1" in refused(folder, "--text", text, "--max-tokens", "0")
     assert "from 1 to 128" in refused(folder, "--text", text, "--orders", "500", "--out", str(tmp_path / "out"))
     assert "is a file" in refused(folder, "--text", text, "--out", text)
-    with pytest.raises(SystemExit) as caught:
-        main([folder])
-    assert caught.value.code == 2
+    assert "--text" in refused(folder)

@@ -77,7 +77,7 @@ def test_interrupted_killed_and_completed(tmp_path: Path, corpus: Path) -> None:
     out = tmp_path / "out"
     first = Reproduction(corpus, out)
     first.wait_for("runs/*/checkpoint-20")
-    first.process.send_signal(signal.SIGINT)
+    os.killpg(first.process.pid, signal.SIGINT)  # as a terminal does: to the workers, too
     assert first.wait() == 130, first.text()
     assert "To go on: the same command." in first.text()
     after_first = finished(out)

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..cli import Parser
 from ..errors import UserError
 
 if TYPE_CHECKING:  # torch is imported when there is something to measure
@@ -82,9 +83,7 @@ def write(path: Path, records: list[dict[str, Any]], about: dict[str, Any]) -> N
 
 def main(argv: list[str]) -> int:
     """Run the parts asked for."""
-    parser = argparse.ArgumentParser(
-        "softmax-rnn bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("softmax-rnn bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=[*PARTS, "all"])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the records there")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="write pictures there")

@@ -14,11 +14,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ..errors import UserError
 from .config import RunConfig, from_dict
 from .store import read_run
+from .watch import StopSignals
 
 POLL_SECONDS = 0.3
 ENDED = ("done", "diverged")
@@ -55,14 +56,6 @@ def status(run: RunConfig) -> str:
         return read_run(run.folder).status
     except (FileNotFoundError, NotADirectoryError):
         return "new"
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse, except that a wrong option is a ``UserError`` like everything else that is wrong."""
-
-    def error(self, message: str) -> NoReturn:
-        """One line, exit code 2: ``cli.main`` does it."""
-        raise UserError(message)
 
 
 def add_options(parser: argparse.ArgumentParser, jobs: int = 1) -> None:
@@ -139,9 +132,9 @@ class _Farm:
     runs: Sequence[RunConfig]
     waiting: list[RunConfig]
     jobs: int
+    stop: StopSignals
     running: dict[Path, Any] = field(default_factory=dict)
     ended: dict[Path, str] = field(default_factory=dict)
-    stopping: bool = False
 
     def __post_init__(self) -> None:
         import submitit
@@ -153,19 +146,19 @@ class _Farm:
 
     @property
     def busy(self) -> bool:
-        return bool(self.running) or (bool(self.waiting) and not self.stopping)
+        return bool(self.running) or (bool(self.waiting) and not self.stop.asked)
 
     def step(self) -> list[Path]:
         """Start what there is room for and gather what has ended; returns the latter."""
-        while self.waiting and len(self.running) < self.jobs and not self.stopping:
+        while self.waiting and len(self.running) < self.jobs and not self.stop.asked:
             run = self.waiting.pop(0)
             config = asdict(run)
             config["run"]["threads"] = run.run.threads or self.threads
-            with _ctrl_c_later():
+            with _ctrl_c_held_back():
                 self.running[run.folder] = self.executor.submit(Job(config))
         before = set(self.ended)
         for folder, job in list(self.running.items()):
-            if self.stopping:
+            if self.stop.asked:
                 job._process.send_signal(signal.SIGTERM)  # the worker saves and stops
             if job.done():
                 self.ended[folder] = _ending(self.running.pop(folder))
@@ -179,35 +172,22 @@ def _here(runs: Sequence[RunConfig], todo: list[RunConfig], jobs: int) -> int:
     from .board import board
 
     if todo:
-        farm = _Farm(runs, list(todo), jobs)
-        with board(runs) as show, _terminated_as_interrupted():
+        with StopSignals() as stop, board(runs) as show:
+            farm = _Farm(runs, list(todo), jobs, stop)
             while farm.busy:
-                try:
-                    ended = farm.step()
-                    show(farm.states(), ended)
-                    time.sleep(POLL_SECONDS)
-                except KeyboardInterrupt:
-                    farm.stopping = True
+                ended = farm.step()
+                show(farm.states(), ended)
+                time.sleep(POLL_SECONDS)
             show(farm.ended, [])
-        if farm.stopping:
+        if stop.asked:
             print("Stopped and saved. To go on: the same command.", file=sys.stderr)
             return 130
     return 0 if all(status(run) == "done" for run in runs) else 1
 
 
 @contextlib.contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM is handled as Ctrl-C: or else the workers would go on without anybody to watch them."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextlib.contextmanager
-def _ctrl_c_later() -> Iterator[None]:
-    """Ctrl-C waits until the worker is on the list. Workers inherit that and do not see it: they are told by SIGTERM."""
+def _ctrl_c_held_back() -> Iterator[None]:
+    """A worker that is started here inherits it and never sees the terminal's Ctrl-C: SIGTERM tells it to save and stop."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -15,6 +15,8 @@ import yaml
 from ..errors import UserError
 from .recorder import read
 
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, ten times as fast, where libyaml is there
+
 COLUMNS = ("run", "status", "mechanism", "source", "size", "seed", "step", "steps", "train_loss", "test_loss", "spikes")
 
 
@@ -55,7 +57,7 @@ def read_run(folder: str | Path) -> Run:
     """One run; a folder without ``config.yaml`` raises ``FileNotFoundError``, files that make no sense ``DamagedRun``."""
     folder = Path(folder)
     try:
-        config = yaml.safe_load((folder / "config.yaml").read_text())
+        config = yaml.load((folder / "config.yaml").read_text(), LOADER)
         steps, *_ = config["train"]["steps"], config["seed"], config["model"]["mechanism"], config["data"]["source"]
     except (ValueError, yaml.YAMLError, KeyError, TypeError):
         raise _damaged(folder, "config.yaml is not that of a run") from None

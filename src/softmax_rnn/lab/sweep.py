@@ -19,9 +19,10 @@ from typing import Any
 
 import yaml
 
+from ..cli import Parser
 from ..errors import MechanismError, UserError
 from .config import RunConfig, from_dict
-from .farm import ENDED, Parser, add_options, check_options, run_all, status
+from .farm import ENDED, add_options, check_options, run_all, status
 
 
 def read_sweep(file: Path) -> list[RunConfig]:

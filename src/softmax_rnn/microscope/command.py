@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..cli import Parser
 from ..errors import UserError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    p = argparse.ArgumentParser(prog="softmax-rnn inspect", description=__doc__)
+    p = Parser(prog="softmax-rnn inspect", description=__doc__)
     p.add_argument(
         "model", help="a checkpoint folder, a run, a GGUF file, 'smollm2' (the installed package), or a name on the hub"
     )

@@ -11,6 +11,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
+from .fig5 import FAMILIES
 from .plots import STYLE, save
 
 GROUPS = {
@@ -19,34 +20,34 @@ GROUPS = {
     "gate": ("in_gate", "in_out_gate", "gate_nolength"),
     "kernel": ("linear_elu", "linear_relu", "linear_cosine", "relu_norm", "relu_gate"),
 }
-FAMILIES = {
-    "taylor": ("softmax", "#08519c"),
-    "elu": ("elu + 1", "#2e8b57"),
-    "relu": ("ReLU", "#c8860d"),
-    "cosine": ("cosine", "#8a4fbf"),
-}
+COLORS = {"taylor": "#08519c", "elu": "#2e8b57", "relu": "#c8860d", "cosine": "#8a4fbf"}
 OUT_OF_RANGE = 1.0  # nats above softmax, where the axis ends
 
 
 def draw_headline(summary: dict[str, Any], folder: Path) -> Path | None:
     """Write ``headline.svg``; nothing where softmax or everything else is missing."""
-    curves = _curves(summary)
+    curves = main_curves(summary)
     if not curves.get("softmax") or len(curves) < 4:
         return None
     with matplotlib.rc_context(STYLE):
         drawing, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained", width_ratios=(1.15, 1))
         _replacements(left, curves)
         _orders(right, curves)
-        path = save(drawing, folder / "headline.svg", {name: curve["final_test"] for name, curve in curves.items()})
+        path = save(drawing, folder / "headline.svg", finals(curves))
     plt.close(drawing)
     return path
 
 
-def _curves(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def main_curves(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Finished mechanisms on the main corpus, at the base setting."""
     by_name = {figure["name"]: figure for figure in summary["figures"]}
     panels = [panel for name in ("fig4", "fig5", "fig6") if name in by_name for panel in by_name[name]["panels"]]
     return {c["mechanism"]: c for panel in panels for c in panel["curves"] if c["final_test"] is not None}
+
+
+def finals(curves: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What the picture shows, as data."""
+    return {name: curve["final_test"] for name, curve in curves.items()}
 
 
 def _replacements(axis: Any, curves: dict[str, dict[str, Any]]) -> None:
@@ -75,7 +76,7 @@ def _replacements(axis: Any, curves: dict[str, dict[str, Any]]) -> None:
 
 
 def _orders(axis: Any, curves: dict[str, dict[str, Any]]) -> None:
-    for family, (text, color) in FAMILIES.items():
+    for family, text in FAMILIES.items():
         for suffix, style in (("_norm", "o-"), ("", "s--")):
             found = {int(m[1]): c for name, c in curves.items() if (m := re.fullmatch(rf"{family}(\d+){suffix}", name))}
             if suffix and family != "taylor" and "taylor0_norm" in curves:
@@ -85,7 +86,7 @@ def _orders(axis: Any, curves: dict[str, dict[str, Any]]) -> None:
             orders = sorted(found)
             means = [found[n]["final_test"]["mean"] for n in orders]
             label = f"{text}, {'L2 norm' if suffix else 'sum'}" if family == "taylor" else text if suffix else None
-            axis.plot(orders, means, style, color=color, ms=4, lw=1.2, label=label)
+            axis.plot(orders, means, style, color=COLORS[family], ms=4, lw=1.2, label=label)
     for name, style in (("softmax", "--"), ("norm", "-")):
         if name in curves:
             axis.axhline(

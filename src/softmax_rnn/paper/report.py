@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ..cli import Parser
 from ..errors import UserError
 from ..lab.checkpoint import write_atomically
-from ..lab.farm import Parser
 
 
 def main(argv: list[str]) -> int:

@@ -18,8 +18,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ..cli import Parser
 from ..errors import UserError
-from ..lab.farm import ENDED, Parser, add_options, check_options, run_all, status
+from ..lab.farm import ENDED, add_options, check_options, run_all, status
 from .catalog import FIGURES, choose
 from .estimate import GPUS, cost
 from .scales import Cell, Scale, scale
@@ -27,7 +28,8 @@ from .scales import Cell, Scale, scale
 MEGABYTES = 2  # of disk for the text of a run; a checkpoint has 12 bytes for each parameter
 
 
-def _options(argv: list[str]) -> argparse.Namespace:
+def read_options(argv: list[str]) -> argparse.Namespace:
+    """The command line, with its defaults filled in."""
     parser = Parser(
         prog="softmax-rnn reproduce", description="The paper's figures and claims, from training to report."
     )
@@ -57,7 +59,7 @@ def _planned_seeds(out: Path) -> int | None:
 
 def main(argv: list[str]) -> int:
     """The command; returns its exit code."""
-    options = _options(argv)
+    options = read_options(argv)
     cells = plan(options.figure, options.scale, options.seeds, options.variant)
     if options.dry_run:
         from .dry import show
