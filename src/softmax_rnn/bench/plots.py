@@ -5,8 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import matplotlib
+from matplotlib import pyplot as plt
+
 from ..ops.cost import explain
+from ..report.drawing import STYLE
 from .curves import CASES, label
+
+Records = list[dict[str, Any]]
 
 COLORS = {
     "parallel": "#1f5fa8",
@@ -16,57 +22,61 @@ COLORS = {
     "state": "#b3261e",
     "cache": "#1f5fa8",
 }
+NAMES = {"state": "Kronecker state, order 2, d=16", "cache": "SDPA over a KV cache, d=64"}
 
 
-def _points(records: list[dict[str, Any]], curve: str, field: str = "ours") -> tuple[list[int], list[float]]:
-    found = sorted((r["length"], r[field]) for r in records if r["curve"] == curve)
+def draw(records: Records, folder: Path) -> list[Path]:
+    """SVG files for whatever the records hold; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    curves = {r["curve"] for r in records}
+    with matplotlib.rc_context(STYLE):
+        drawn = {}
+        if any("d=" in curve for curve in curves):
+            drawn["time"] = _time(records)
+        if any(curve.startswith("memory") for curve in curves):
+            forms = ("reference", "parallel", "chunked")
+            title = "taylor2 d=16, forward+backward"
+            drawn["memory"] = _against_length(records, "memory", forms, 1.0, title, "MB above the inputs")
+        if any(curve.startswith("decode") for curve in curves):
+            drawn["decode"] = _against_length(
+                records, "decode", ("state", "cache"), 1e3, "one more token", "ms per token"
+            )
+        for name, figure in drawn.items():
+            figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+    plt.close("all")
+    return [folder / f"{name}.svg" for name in drawn]
+
+
+def _points(records: Records, curve: str, scale: float, field: str = "ours") -> tuple[list[int], list[float]]:
+    found = sorted((r["length"], scale * r[field]) for r in records if r["curve"] == curve)
     return [n for n, _ in found], [y for _, y in found]
 
 
-def _style(axis: Any, title: str, y: str) -> None:
+def _finish(axis: Any, title: str, y: str) -> None:
     axis.set(xscale="log", yscale="log", title=title, xlabel="tokens", ylabel=y)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, fontsize=8)
+    axis.legend()
 
 
-def draw(records: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """SVG files for whatever the records hold; returns their paths."""
-    import matplotlib
+def _time(records: Records) -> Any:
+    """Both forms of each case, SDPA beside them, and where ``auto`` changes from one to the other."""
+    figure, axes = plt.subplots(1, len(CASES), figsize=(4 * len(CASES), 3.4), layout="constrained")
+    for axis, (name, D, E) in zip(axes, CASES, strict=True):
+        case = label(name, D, E)
+        for form in ("parallel", "chunked"):
+            axis.plot(*_points(records, f"{case}|{form}", 1e3), "o-", ms=3, color=COLORS[form], label=form)
+        x, y = _points(records, f"{case}|parallel", 1e3, "anchor")
+        axis.plot(x, y, "--", color=COLORS["sdpa"], label="SDPA, d=64")
+        crossing = explain(name, 1, 8, 1024, D, E).break_even
+        if crossing and x and x[0] <= crossing <= x[-1]:
+            axis.axvline(crossing, color="#444444", lw=0.8, ls=":", label=f"auto changes at {crossing:,}")
+        _finish(axis, case, "ms, forward+backward")
+    return figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
 
-    folder.mkdir(parents=True, exist_ok=True)
-    curves = {r["curve"] for r in records}
-    written = []
-    if any("d=" in c for c in curves):
-        figure, axes = plt.subplots(1, len(CASES), figsize=(4 * len(CASES), 3.4), layout="constrained")
-        for axis, (name, D, E) in zip(axes, CASES, strict=True):
-            case = label(name, D, E)
-            for form in ("parallel", "chunked"):
-                x, y = _points(records, f"{case}|{form}")
-                axis.plot(x, [1e3 * t for t in y], "o-", ms=3, color=COLORS[form], label=form)
-            x, y = _points(records, f"{case}|parallel", "anchor")
-            axis.plot(x, [1e3 * t for t in y], "--", color=COLORS["sdpa"], label="SDPA, d=64")
-            crossing = explain(name, 1, 8, 1024, D, E).break_even
-            if crossing and x and x[0] <= crossing <= x[-1]:
-                axis.axvline(crossing, color="#444444", lw=0.8, ls=":", label=f"auto changes at {crossing:,}")
-            _style(axis, case, "ms, forward+backward")
-        written.append(folder / "time.svg")
-        figure.savefig(written[-1])
-    for kind, y_label, scale, names in (
-        ("memory", "MB above the inputs", 1.0, ("reference", "parallel", "chunked")),
-        ("decode", "ms per token", 1e3, ("state", "cache")),
-    ):
-        if not any(c.startswith(kind) for c in curves):
-            continue
-        figure, axis = plt.subplots(figsize=(4.6, 3.4), layout="constrained")
-        for name in names:
-            x, y = _points(records, f"{kind}|{name}")
-            shown = {"state": "Kronecker state, order 2, d=16", "cache": "SDPA over a KV cache, d=64"}.get(name, name)
-            axis.plot(x, [scale * v for v in y], "o-", ms=3, color=COLORS[name], label=shown)
-        _style(axis, {"memory": "taylor2 d=16, forward+backward", "decode": "one more token"}[kind], y_label)
-        written.append(folder / f"{kind}.svg")
-        figure.savefig(written[-1])
-    plt.close("all")
-    return written
+def _against_length(records: Records, kind: str, names: tuple[str, ...], scale: float, title: str, y: str) -> Any:
+    figure, axis = plt.subplots(figsize=(4.6, 3.4), layout="constrained")
+    for name in names:
+        points = _points(records, f"{kind}|{name}", scale)
+        axis.plot(*points, "o-", ms=3, color=COLORS[name], label=NAMES.get(name, name))
+    _finish(axis, title, y)
+    return figure

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
+
+from ..report.drawing import STYLE
 
 Heads = dict[str, list[dict[str, Any]]]
 
@@ -28,8 +28,7 @@ CAPTIONS = {
     "error": "A head's output against softmax's, the series cut at order n: the median of all heads, and the middle half of them.",
 }
 SETTINGS: dict[Any, Any] = {
-    "svg.hashsalt": "softmax-rnn",  # the same data, the same file
-    "svg.fonttype": "none",  # letters as letters, not outlines: a third of the size
+    **STYLE,
     "hatch.linewidth": 0.7,
     **dict.fromkeys(["text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"], INK),
 }
@@ -65,14 +64,12 @@ def _axes(columns: int = 1, width: float = 5.2, height: float = 3.6) -> tuple[An
     figure, axes = plt.subplots(
         1, columns, figsize=(width * columns, height), layout="constrained", squeeze=False, sharey=True
     )
-    for axis in axes[0]:
-        axis.spines[["top", "right"]].set_visible(False)
     return figure, list(axes[0])
 
 
 def _legend(axis: Any) -> None:
     """Below the axis: inside, it would sooner or later hide a curve."""
-    axis.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=3)
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=3)
 
 
 def _layers(rows: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
@@ -139,13 +136,14 @@ def _map(summary: dict[str, Any], heads: Heads) -> Any:
                 axis.add_patch(out_of_reach)
         image = axis.imshow(grid, aspect="auto", cmap="viridis_r", vmin=0, vmax=min(64, summary["orders"][-1]))
         axis.set(title=LABELS[name], xlabel="head")
+        axis.grid(visible=False)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].set_ylabel("layer")
     figure.colorbar(image, ax=axes, label="order needed", extend="max")
     if out_of_reach is not None:
         label = f"no order up to {summary['orders'][-1]}"
-        figure.legend([out_of_reach], [label], frameon=False, fontsize=8, loc="outside lower center")
+        figure.legend([out_of_reach], [label], loc="outside lower center")
     return figure
 
 

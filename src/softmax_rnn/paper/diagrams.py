@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
+from ..report.drawing import STYLE
+
 INK, SOFT, STATE, GATE, LINEAR = "#1b1b1b", "#7a7a7a", "#dbe8f6", "#fbe3d6", "#e3f1e4"
 FONT: dict[Any, Any] = {
+    **STYLE,
     "mathtext.fontset": "stix",
     "font.size": 13,
-    "svg.hashsalt": "softmax-rnn",
     "svg.fonttype": "path",
 }
 

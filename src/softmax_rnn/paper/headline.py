@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
+from ..report.drawing import STYLE, save
 from .fig5 import FAMILIES
-from .plots import STYLE, save
 
 GROUPS = {
     "denominator": ("softmax", "norm", "gate", "length", "undivided", "detach_sum"),

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "grid.linewidth": 0.5,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "svg.hashsalt": "softmax-rnn",  # the same data, the same file
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-}
+from ..report.drawing import STYLE, save
+
 DASHES = {"solid": "-", "dash": (0, (4, 2))}
 
 
@@ -42,18 +26,6 @@ def draw(summary: dict[str, Any], folder: Path) -> list[Path]:
             written.append(save(drawing, folder / f"{figure['name']}.svg", figure))
             plt.close(drawing)
     return written
-
-
-def save(drawing: Any, path: Path, data: Any) -> Path:
-    """As SVG and PDF, both with the digest of what they show, so that it can be checked against the metrics."""
-    drawing.savefig(path, metadata={"Date": None, "Description": f"data {digest(data)}"})
-    drawing.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None, "Subject": f"data {digest(data)}"})
-    return path
-
-
-def digest(data: Any) -> str:
-    """Of plain data."""
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _plain(figure: dict[str, Any]) -> Any:
