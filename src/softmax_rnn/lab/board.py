@@ -27,11 +27,13 @@ def board(runs: Sequence[RunConfig]) -> Iterator[Show]:
     if not console.is_terminal:
         yield lambda states, ended: _lines(console, known, states, ended)
         return
-    with Live(console=console, auto_refresh=False, transient=len(runs) > _room(console)) as live:
+    passing = len(runs) > _room(console)
+    with Live(console=console, auto_refresh=False, transient=passing) as live:
         yield lambda states, ended: live.update(_screen(console, known, states, ended), refresh=True)
     for folder, state in known.failed.items():  # the reasons, which may have scrolled away
         console.print(escape(f"{folder.name}  {state}"), highlight=False, soft_wrap=True)
-    console.print(known.sentence({}))
+    if passing:
+        console.print(known.sentence({}))
 
 
 def table(runs: Sequence[RunConfig], states: Mapping[Path, str]) -> Any:

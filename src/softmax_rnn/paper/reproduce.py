@@ -35,7 +35,7 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("figure", help=f"{', '.join(FIGURES)} or all")
     parser.add_argument("--scale", help="cpu or paper; quick has its own", choices=["cpu", "paper"])
-    parser.add_argument("--seeds", type=int, help="how many seeds (cpu: 3, quick: 2, paper: 1)")
+    parser.add_argument("--seeds", type=int, help="how many seeds (cpu and quick: 3, paper: 1)")
     parser.add_argument("--out", type=Path, help="where to put everything (out/quick, out/cpu, out/paper)")
     parser.add_argument("--variant", choices=["base", "large", "long"], help="only the runs of this size")
     add_options(parser, jobs=os.cpu_count() or 1)

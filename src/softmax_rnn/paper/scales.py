@@ -85,7 +85,8 @@ def _laptop(variant: Variant) -> RunConfig:
 
 def _quick(variant: Variant) -> RunConfig:
     base = _laptop(variant)
-    return replace(base, train=replace(base.train, steps=200, warmup=20, eval_every=25, log_every=5))
+    train = replace(base.train, steps=480, warmup=48, batch=4, eval_every=60)
+    return replace(base, data=replace(base.data, length=128), train=train)  # a quarter of the tokens, all of the steps
 
 
 def _paper(variant: Variant) -> RunConfig:
@@ -94,7 +95,7 @@ def _paper(variant: Variant) -> RunConfig:
 
 SCALES = {
     "quick": Scale(
-        "quick", {"tunes": "music"}, "tunes", 2, _quick, "A first look: a very small Llama on dance tunes in ABC notation."
+        "quick", {"tunes": "music"}, "tunes", 3, _quick, "A first look: a very small Llama on dance tunes in ABC notation."
     ),
     "cpu": Scale(
         "cpu",
