@@ -12,8 +12,8 @@ demo: $(READY)          ## the paper in five minutes: six mechanisms trained, cl
 report: $(READY)        ## the page of the committed results, in results/cpu/report
 	$(BIN)/softmax-rnn report results/cpu
 
-test: $(READY)          ## the whole test suite
-	$(BIN)/python -m pytest
+test: $(READY)          ## the whole test suite, on all cores
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 quick: $(READY)         ## the tests that take seconds
 	$(BIN)/python -m pytest -m "not slow"

@@ -1,4 +1,4 @@
-"""Writes the parts of README.md that are made from other files: the file tree, the verdicts, the table of measured speed.
+"""Writes the parts of README.md and docs that are made from other files: folders and files, verdicts, measured speed.
 
 python tools/readme.py            write
 python tools/readme.py --check    say whether anything would change (exit code 1 if so)
@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+BENCH = json.loads((ROOT / "results/bench/bench.json").read_text())
+SUMMARY = json.loads((ROOT / "results/cpu/summary.json").read_text())
 FOLDERS = {
     "src/softmax_rnn": "the library",
     "src/softmax_rnn/ops": "attention in its equivalent forms",
@@ -37,57 +38,77 @@ def first_sentence(path: Path) -> str:
     """Of the module's docstring, without the full stop."""
     text = ast.get_docstring(ast.parse(path.read_text())) or ""
     line = " ".join(text.split("\n\n")[0].split())
-    return re.split(r"(?<!\beq)(?<!\bApp)\. |[.:]$", line)[0]
+    return re.split(r"(?<!\beq)(?<!\bApp)(?<!\bsec)\. (?=[A-Z`])|[.:]$", line)[0]
+
+
+def folders() -> str:
+    """A line per folder."""
+    return "```\n" + "\n".join(f"{folder + '/':<34} {what}" for folder, what in FOLDERS.items()) + "\n```"
 
 
 def tree() -> str:
-    """A line per file."""
-    lines = []
+    """A table of files per folder."""
+    parts = []
     for folder, what in FOLDERS.items():
         found = [f for f in files(folder) if f.name != "__init__.py"]
-        if found:
-            lines += [f"{folder + '/':<34} {what}"]
-            lines += [f"  {f.name:<32} {first_sentence(f)}" for f in found]
-    return "```\n" + "\n".join(lines) + "\n```"
+        rows = [f"| [{f.name}](../{f.relative_to(ROOT)}) | {first_sentence(f).replace('|', '&#124;')} |" for f in found]
+        parts += [f"## {folder}", "", f"{what[0].upper()}{what[1:]}.", "", "| file | what |", "|---|---|", *rows, ""]
+    return "\n".join(parts[:-1])
+
+
+def targets() -> list[dict]:
+    """The measured ratios that have a target, but for the choices of ``form="auto"``."""
+    return [r for r in BENCH["records"] if r["target"] is not None and ": auto" not in r["name"]]
 
 
 def bench() -> str:
-    """The measured ratios that have a target."""
-    path = ROOT / "results/bench/bench.json"
-    if not path.exists():
-        return "Not measured yet."
-    data = json.loads(path.read_text())
-    about = data["environment"]
-    head = f"{about['cpu']}, {about['threads']} threads, torch {about['torch']}, {about['date']}: `make bench`."
-    lines = [head, "", "| work | shape | against | ours / theirs | target | |", "|---|---|---|---|---|---|"]
-    for r in data["records"]:
-        if r["target"] is None or r["name"].count(": auto"):
-            continue
+    """The measured ratios, a line for each comparison."""
+    groups: dict[tuple, list[dict]] = {}
+    for r in targets():
+        groups.setdefault((r["part"], r["anchor_name"], r["target"]), []).append(r)
+    lines = [*bench_head(), "| ours | against | ours / theirs | target | met |", "|---|---|---|---|---|"]
+    for (_, anchor, target), rows in groups.items():
+        names = ", ".join(dict.fromkeys(r["name"].replace(",", "") for r in rows))
+        low, high = (f"{pick(r['ratio'] for r in rows):.2f}" for pick in (min, max))
+        met = sum(r["met"] for r in rows)
+        ratio = low if low == high else f"{low} to {high}"
+        count = f"{met} of {len(rows)}"
+        lines.append(
+            f"| {names} | {anchor} | {ratio} | ≤ {target:.2f} | {count if met == len(rows) else f'**{count}**'} |"
+        )
+    auto = [r for r in BENCH["records"] if ": auto" in r["name"]]
+    good = sum(r["met"] for r in auto)
+    return "\n".join(
+        [*lines, "", f'`form="auto"` is within 1.3x of the best form at {good} of {len(auto)} measured points.']
+    )
+
+
+def bench_head() -> list[str]:
+    about = BENCH["environment"]
+    return [f"{about['cpu']}, {about['threads']} threads, torch {about['torch']}, {about['date']}: `make bench`.", ""]
+
+
+def measurements() -> str:
+    """The measured ratios, one by one."""
+    lines = [*bench_head(), "| work | shape | against | ours / theirs | target | |", "|---|---|---|---|---|---|"]
+    for r in targets():
         mark = "met" if r["met"] else "**missed**"
         shape = f"{r['shape']}{', ' + r['dtype'] if r['dtype'] not in ('float32', '-') else ''}"
         lines.append(
             f"| {r['name']} | {shape} | {r['anchor_name']} | {r['ratio']:.2f} | ≤ {r['target']:.2f} | {mark} |"
         )
-    auto = [r for r in data["records"] if ": auto" in r["name"]]
-    if auto:
-        good = sum(r["met"] for r in auto)
-        lines += ["", f'`form="auto"` is within 1.3x of the best form at {good} of {len(auto)} measured points.']
     return "\n".join(lines)
 
 
 def verdicts() -> str:
     """The claims of the paper and what became of them at the laptop scale."""
-    path = ROOT / "results/cpu/summary.json"
-    if not path.exists():
-        return "Not run yet."
-    data = json.loads(path.read_text())
     lines = [
-        data["setting"],
+        SUMMARY["setting"],
         "",
         "| section | claim of the paper | verdict at this scale | measured |",
         "|---|---|---|---|",
     ]
-    for claim in data["claims"]:
+    for claim in SUMMARY["claims"]:
         mark = {"holds": "**holds**", "does not hold": "**does not hold**"}.get(claim["verdict"], claim["verdict"])
         lines.append(
             f"| {claim['section']} | {claim['sentence']} | {mark} | {'<br>'.join(map(measured, claim['tests']))} |"
@@ -105,9 +126,16 @@ def measured(test: dict) -> str:
     return f"{what}: {test['mean']:+.2f}{interval}{unit}"
 
 
-def render(text: str) -> str:
-    """README with its made parts made anew."""
-    for name, make in (("tree", tree), ("verdicts", verdicts), ("bench", bench)):
+PARTS = {
+    "README.md": {"folders": folders, "verdicts": verdicts, "bench": bench},
+    "docs/files.md": {"tree": tree},
+    "docs/performance.md": {"measurements": measurements},
+}
+
+
+def render(text: str, parts: dict) -> str:
+    """A page with its made parts made anew."""
+    for name, make in parts.items():
         before, begin, rest = text.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition(f"\n<!-- /{name} -->")
         text = before + begin + make() + end + after
@@ -115,13 +143,17 @@ def render(text: str) -> str:
 
 
 def main() -> int:
-    before = README.read_text()
-    after = render(before)
+    old = []
+    for name, parts in PARTS.items():
+        before = (ROOT / name).read_text()
+        after = render(before, parts)
+        if before != after:
+            old.append(name)
+            if "--check" not in sys.argv:
+                (ROOT / name).write_text(after)
     if "--check" in sys.argv:
-        print("README.md is up to date." if before == after else "README.md is out of date: python tools/readme.py")
-        return int(before != after)
-    README.write_text(after)
-    return 0
+        print(f"Out of date: {', '.join(old)}; python tools/readme.py" if old else "Everything is up to date.")
+    return int("--check" in sys.argv and bool(old))
 
 
 if __name__ == "__main__":

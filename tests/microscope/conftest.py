@@ -1,6 +1,5 @@
 """Tiny models with weights large enough that scores are not all near 0."""
 
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,13 +10,8 @@ SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidd
 
 
 @pytest.fixture(autouse=True, scope="package")
-def _one_thread() -> Iterator[None]:
-    """Tensors are tiny here: threads would only wait for one another."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _quiet() -> None:
     logging.set_verbosity_error()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
