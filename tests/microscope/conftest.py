@@ -1,6 +1,5 @@
 """Tiny models with weights large enough that scores are not all near 0."""
 
-
 import pytest
 import torch
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
