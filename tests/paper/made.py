@@ -32,6 +32,7 @@ def write_run(folder: Path, scale: Scale, cell: Cell, loss: float, spikes: int =
 
 
 def write_runs(folder: Path, scale: Scale, cells: Iterable[Cell], loss: Callable[[Cell], float]) -> None:
-    write_plan(folder, scale, scale.seeds)
+    cells = list(cells)
+    write_plan(folder, scale, len({cell.seed for cell in cells}))
     for cell in cells:
         write_run(folder, scale, cell, loss(cell))

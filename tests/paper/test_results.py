@@ -18,6 +18,7 @@ from softmax_rnn.paper.summary import summarise
 from .made import write_plan, write_run, write_runs
 
 QUICK = SCALES["quick"]
+STEPS = QUICK.recipe("base").train.steps
 
 
 def loss(cell: Cell) -> float:
@@ -27,7 +28,7 @@ def loss(cell: Cell) -> float:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_runs(tmp_path / "quick", QUICK, plan("quick", QUICK, QUICK.seeds), loss)
+    write_runs(tmp_path / "quick", QUICK, plan("quick", QUICK, seeds=2), loss)
     return tmp_path / "quick"
 
 
@@ -58,13 +59,13 @@ def test_a_missing_seed_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "damage", "status", "note"),
     [
-        ("metrics.jsonl", lambda text: text[:-60], "unfinished", "stopped at step 200 of 200"),  # the end was cut off
+        ("metrics.jsonl", lambda text: text[:-60], "unfinished", f"stopped at step {STEPS} of {STEPS}"),  # the end was cut off
         ("metrics.jsonl", lambda text: text[: len(text) // 2], "unfinished", "stopped at step"),
-        ("metrics.jsonl", lambda text: "", "unfinished", "stopped at step 0 of 200"),
+        ("metrics.jsonl", lambda text: "", "unfinished", f"stopped at step 0 of {STEPS}"),
         ("metrics.jsonl", lambda text: '{"a": 1}\n' + text, "damaged", "without step and tokens"),
         ("metrics.jsonl", lambda text: text.replace("test_loss", "tost_loss"), "damaged", "no test loss"),
         ("metrics.jsonl", lambda text: text.splitlines()[0] + '\n{"step": 5, "tokens": 9, "event": "done"}\n', "damaged",
-         "says done at step 5 of 200"),
+         f"says done at step 5 of {STEPS}"),
         ("config.yaml", lambda text: text[:40] + "\x00: [", "damaged", "not that of a run"),
         ("config.yaml", lambda text: text[: text.index("train:")], "damaged", "not that of a run"),
         ("config.yaml", lambda text: "", "damaged", "not that of a run"),
