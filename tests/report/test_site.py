@@ -165,7 +165,7 @@ def test_the_deciding_test_is_one_that_came_out_as_the_claim():
     [
         ([-0.02, 0.02], "within ±0.02"),
         ([0.1, None], "above 0.1"),
-        ([None, -1], "below −1"),
+        ([None, -1], "up to −1"),
         ([0, 2], "between 0 and 2"),
     ],
 )

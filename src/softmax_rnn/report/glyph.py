@@ -57,14 +57,14 @@ def region_words(test: dict[str, Any]) -> str:
     """Where the claim holds, in words.
 
     >>> region_words({"region": [-0.02, 0.02]}), region_words({"region": [None, 0.5]})
-    ('within ±0.02', 'below 0.5')
+    ('within ±0.02', 'up to 0.5')
     """
     low, high = _region(test)
     if is_number(low) and is_number(high):
         return f"within ±{high:g}" if low == -high else f"between {_plain(low)} and {_plain(high)}"
     if is_number(low):
         return f"above {_plain(low)}"
-    return f"below {_plain(high)}" if is_number(high) else "anywhere"
+    return f"up to {_plain(high)}" if is_number(high) else "anywhere"
 
 
 def _estimate(test: dict[str, Any]) -> tuple[Any, Any, Any]:
