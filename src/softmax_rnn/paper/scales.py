@@ -3,7 +3,7 @@
 A scale turns a ``Cell`` (which mechanism, on what, which seed) into the configuration of a run. The laptop scales keep the
 paper's design (one base setting, a larger model, rows four times as long, three corpora) and shrink its numbers. Their size,
 batch and learning rate were chosen by the loss of softmax alone; their main corpus is the one on which attention matters most,
-by the distance between softmax and an even average over all keys (order 0); their length is one pass over that corpus.
+by the distance between softmax and an even average over all keys (order 0). A run of ``cpu`` is one pass over that corpus.
 """
 
 from __future__ import annotations
