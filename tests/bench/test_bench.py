@@ -4,8 +4,10 @@ import json
 
 import pytest
 
+from softmax_rnn import UserError
 from softmax_rnn.bench.main import PARTS, main, others, write
-from softmax_rnn.bench.measure import Record, interleave
+from softmax_rnn.bench.measure import Comparison, interleave
+from softmax_rnn.bench.processes import in_new_process, peak_mb
 
 FIELDS = {"name", "shape", "dtype", "anchor_name", "ours", "anchor", "unit", "ratio", "target", "met", "spread", "note"}
 
@@ -19,15 +21,17 @@ def test_every_part_runs_and_writes(part, tmp_path, capsys, monkeypatch):
     data = json.loads(file.read_text())
     assert data["environment"]["threads"] == 1
     assert data["records"]
-    for record in data["records"]:
-        assert record.keys() >= FIELDS
-        assert record["ours"] >= 0  # a small problem may fit into memory that the process has already
-        assert record["anchor"] > 0
-        assert record["met"] in (True, False, None)
+    for entry in data["records"]:
+        assert entry.keys() >= FIELDS
+        assert entry["ours"] >= 0  # a small problem may fit into memory that the process has already
+        assert entry["anchor"] > 0
+        assert entry["met"] is entry["target"] is None
     drawn = {"ops": "time.svg", "decode": "decode.svg", "memory": "memory.svg"}
     if part in drawn:
         assert (tmp_path / "plots" / drawn[part]).stat().st_size > 1000
-    assert "targets met" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "no target was judged" in said
+    assert "missed" not in said.lower()
 
 
 def test_competitors_take_turns():
@@ -36,11 +40,19 @@ def test_competitors_take_turns():
     assert calls == ["a", "b"] * 3
 
 
-def test_a_record_knows_whether_its_target_is_met():
-    record = Record("x", "", "float32", "y", 1.0, 4.0, "s", 0.3)
-    assert record.ratio == 0.25
-    assert record.met is True
-    assert Record("x", "", "float32", "y", 1.0, 4.0, "s", None).met is None
+def test_a_comparison_knows_whether_its_target_is_met():
+    comparison = Comparison("x", "", "y", 1.0, 4.0, 0.3)
+    assert comparison.ratio == 0.25
+    assert comparison.met is True
+    assert "met" in str(comparison)
+    assert Comparison("x", "", "y", 1.0, 2.0, 0.3).met is False
+    assert Comparison("x", "", "y", 1.0, 4.0).met is None
+
+
+def test_memory_is_that_of_a_fresh_process():
+    ballast = bytearray(300 * 2**20)  # none of it is in the new process
+    assert 0 < in_new_process(peak_mb) < peak_mb() - 100
+    assert len(ballast)
 
 
 def test_bad_thread_count(capsys):
@@ -57,3 +69,20 @@ def test_one_part_keeps_the_records_of_the_others(tmp_path):
     assert [r["name"] for r in others(file, ["ops"], about)] == ["a"]
     assert [r["name"] for r in json.loads(file.read_text())["records"]] == ["b", "a"]  # in the order of the parts
     assert others(file, ["ops"], about | {"torch": "3"}) == []
+
+
+def refused(*argv):
+    with pytest.raises(UserError) as caught:
+        main(["startup", "--quick", *argv])
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+def test_places_that_cannot_be_written_are_refused_before_anything_runs(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("[]")
+    assert "--plot" in refused("--plot", str(file))
+    assert "--json" in refused("--json", str(file / "bench.json"))
+    assert "is not a file that bench wrote" in refused("--json", str(file))
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]

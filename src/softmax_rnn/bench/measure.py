@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..algebra import Mechanism
-from ..ops.api import attention
+from .. import Mechanism, attention
 
 Work = Callable[[], Any]
 
@@ -82,22 +81,32 @@ def ours(name: str | Mechanism, form: str) -> Callable[..., Tensor]:
 
 
 @dataclass(frozen=True)
-class Record:
-    """One comparison. ``ratio`` is ours / anchor (time or bytes): smaller is better; the target is the largest allowed."""
+class Comparison:
+    """One measurement of ours beside one of something else, the anchor.
+
+    ``ratio`` is ours / anchor, of times or of bytes: smaller is better. The target is the largest ratio allowed.
+    """
 
     name: str
     shape: str
-    dtype: str
     anchor_name: str
     ours: float
     anchor: float
-    unit: str
-    target: float | None
+    target: float | None = None
+    unit: str = "s"
+    dtype: str = "float32"
     spread: float = 0.0
     share_of_matmul: float | None = None
     note: str = ""
     curve: str = ""  # the line of a picture that this is a point of
     length: int = 0
+
+    @classmethod
+    def of_times(
+        cls, name: str, shape: str, anchor_name: str, ours: Timing, anchor: Timing, target: float | None, **more: Any
+    ) -> Comparison:
+        """The fastest turns of both."""
+        return cls(name, shape, anchor_name, ours.best, anchor.best, target, spread=ours.spread, **more)
 
     @property
     def ratio(self) -> float:
@@ -113,43 +122,42 @@ class Record:
         """For JSON, with the computed fields."""
         return asdict(self) | {"ratio": self.ratio, "met": self.met}
 
+    def __str__(self) -> str:
+        value = f"{self.ours * 1e3:10.2f} ms" if self.unit == "s" else f"{self.ours:10.1f} {self.unit}"
+        goal = "" if self.target is None else f"<= {self.target:.2f}  {'met' if self.met else 'MISSED'}"
+        share = "" if self.share_of_matmul is None else f"{self.share_of_matmul:4.0%} of matmul"
+        name = f"{self.name:<40} {self.shape:<44} {self.dtype:<9}"
+        return f"{name} {value}   {self.ratio:6.2f}x {self.anchor_name:<28} {goal:<16} {share}".rstrip()
+
 
 @dataclass(frozen=True)
 class Contest:
     """Some works against one anchor, in one interleaved run. ``targets`` and ``flops`` by name of the work."""
 
     shape: str
-    dtype: torch.dtype
     anchor_name: str
     anchor: Work
     ours: dict[str, Work]
     targets: dict[str, float]
-    flops: dict[str, int]
-    repetitions: int = 7
+    repetitions: int
+    dtype: torch.dtype = torch.float32
+    flops: dict[str, int] | None = None
 
-    def run(self) -> list[Record]:
-        """Everything in turns, and a record for each."""
+    def run(self) -> list[Comparison]:
+        """Everything in turns, and a comparison for each."""
         # The limit is the faster of the two: without hardware for it, a product in bfloat16 is slower than in float32.
         products = {str(dtype): matmul_work(dtype) for dtype in (torch.float32, self.dtype)}
         limits = {name: work for name, (work, _) in products.items()}
         timings = interleave({"anchor": self.anchor, **limits, **self.ours}, self.repetitions)
         rate = max(operations / timings[name].best for name, (_, operations) in products.items())
-        records = []
+        flops, dtype = self.flops or {}, str(self.dtype).removeprefix("torch.")
+        found = []
         for name in self.ours:
-            t = timings[name]
-            share = self.flops[name] / t.best / rate if name in self.flops else None
-            records.append(
-                Record(
-                    name,
-                    self.shape,
-                    str(self.dtype).removeprefix("torch."),
-                    self.anchor_name,
-                    t.best,
-                    timings["anchor"].best,
-                    "s",
-                    self.targets.get(name),
-                    t.spread,
-                    share,
+            t, target = timings[name], self.targets.get(name)
+            share = flops[name] / t.best / rate if name in flops else None
+            found.append(
+                Comparison.of_times(
+                    name, self.shape, self.anchor_name, t, timings["anchor"], target, dtype=dtype, share_of_matmul=share
                 )
             )
-        return records
+        return found

@@ -1,4 +1,4 @@
-"""Pictures of the records: time and memory against length per form, decoding time against context."""
+"""Pictures of the measurements: time and memory against length per form, decoding time against context."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import matplotlib
 from matplotlib import pyplot as plt
 
-from ..ops.cost import explain
+from .. import explain
 from ..report.drawing import STYLE
-from .curves import CASES, label
+from .ops import CASES, FORMS, case_name
 
 Records = list[dict[str, Any]]
 
@@ -61,8 +61,8 @@ def _time(records: Records) -> Any:
     """Both forms of each case, SDPA beside them, and where ``auto`` changes from one to the other."""
     figure, axes = plt.subplots(1, len(CASES), figsize=(4 * len(CASES), 3.4), layout="constrained")
     for axis, (name, D, E) in zip(axes, CASES, strict=True):
-        case = label(name, D, E)
-        for form in ("parallel", "chunked"):
+        case = case_name(name, D, E)
+        for form in FORMS:
             axis.plot(*_points(records, f"{case}|{form}", 1e3), "o-", ms=3, color=COLORS[form], label=form)
         x, y = _points(records, f"{case}|parallel", 1e3, "anchor")
         axis.plot(x, y, "--", color=COLORS["sdpa"], label="SDPA, d=64")
