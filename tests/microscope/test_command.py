@@ -18,6 +18,7 @@ from transformers import (
 )
 
 import softmax_rnn as sr
+from softmax_rnn.microscope import results
 from softmax_rnn.microscope.command import main
 
 WORDS = ["the", "sun", "is", "a", "star", "and", "earth", "goes", "around", "it", "once", "year", "while", "moon"]
@@ -53,7 +54,7 @@ def test_a_decoder(folder: str, text: str, tmp_path: Path, capsys: pytest.Captur
     out = tmp_path / "out"
     assert main([folder, "--text", text, "--out", str(out), *QUICK]) == 0
     said = capsys.readouterr().out
-    assert "centring best" in said
+    assert "Keys less a learned constant: the median head needs" in said
     assert said.endswith("index.html\n")
     found = json.loads((out / "inspection.json").read_text())
     assert found["tokens"] == 64
@@ -126,3 +127,43 @@ def test_options_that_will_not_do(folder: str, text: str, tmp_path: Path) -> Non
     assert "from 1 to 128" in refused(folder, "--text", text, "--orders", "500", "--out", str(tmp_path / "out"))
     assert "is a file" in refused(folder, "--text", text, "--out", text)
     assert "--text" in refused(folder)
+    assert "softmax-rnn inspect MODEL --text FILE" in refused("--text", text)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
+    folder: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("softmax_rnn.microscope.command.open_model", lambda name: pytest.fail("the work had begun"))
+    assert "Cannot write to" in refused(folder, "--text", text, "--out", f"{text}/out", *QUICK)
+
+    def full(self: Path, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    out = tmp_path / "new" / "out"
+    assert "No space left" in refused(folder, "--text", text, "--out", str(out), *QUICK)
+    assert not out.parent.exists()
+
+
+def test_what_is_made_again_must_be_there(tmp_path: Path) -> None:
+    for option in ("--redraw", "--compare"):
+        assert "no inspection in" in refused(option, str(tmp_path))
+    (tmp_path / "inspection.json").write_text("{")
+    for option in ("--redraw", "--compare"):
+        assert "holds no whole inspection" in refused(option, str(tmp_path))
+
+
+def test_the_sentences_are_plain() -> None:
+    needs = {"median": None, "model": 24, "share_within_10": 0.03, "largest": None, "unreached_heads": 1}
+    summary = {
+        "orders": [0, 12],
+        "tokens": 64,
+        "layers": 2,
+        "heads": 4,
+        "metric": "loss",
+        "untouched": 3.0,
+        "needed": {"none": needs},
+    }
+    assert results.sentences(summary)[1] == (
+        "Keys as they are: the median head needs an order above 12, the whole model order 24; order 10 is enough for 3% of the heads."
+    )

@@ -1,11 +1,11 @@
-"""docs/microscope.md says what results/microscope says: its tables are made from there, and its words keep to them."""
+"""docs/microscope.md says what results/microscope says: its tables are made from there (tools/readme.py), and its words keep to them."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from softmax_rnn.microscope.findings import BEGIN, END, main, read, tables
+from softmax_rnn.microscope.results import compare, folders, load
 
 ROOT = Path(__file__).parents[2]
 RESULTS, PAGE = ROOT / "results/microscope", ROOT / "docs/microscope.md"
@@ -14,20 +14,12 @@ GIVEN = {"0.01", "0.001", "4.4"}  # the two tolerances of the command, and a sec
 
 @pytest.fixture(scope="module")
 def generated() -> str:
-    return tables(read(RESULTS))
+    return compare({folder.name: load(folder) for folder in folders([RESULTS])})
 
 
 def words() -> str:
     text = PAGE.read_text()
-    return text[text.index("## What was found") : text.index(BEGIN)]
-
-
-def test_the_tables_are_those_of_the_results(generated: str) -> None:
-    text = PAGE.read_text()
-    written = text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
-    assert written.strip() == generated.strip(), (
-        f"run: python -m softmax_rnn.microscope.findings {RESULTS} --write {PAGE}"
-    )
+    return text[text.index("## What was found") : text.index("<!-- inspections -->")]
 
 
 def test_decimals_in_the_words_are_in_the_tables(generated: str) -> None:
@@ -47,11 +39,3 @@ def test_orders_in_the_words_are_in_the_tables(generated: str) -> None:
     cells = set(re.findall(r"(?<=\| )(?:more than )?(\d+)(?= \|)", generated))
     for order in set(re.findall(r"\border (\d+)", words())):
         assert order in cells, f"order {order} is in no table"
-
-
-def test_pages_are_rewritten_between_the_markers(tmp_path: Path, generated: str) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    for _ in range(2):
-        assert main([str(RESULTS), "--write", str(page)]) == 0
-    assert page.read_text() == f"before\n{BEGIN}\n{generated}\n{END}\nafter\n"

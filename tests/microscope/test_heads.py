@@ -11,11 +11,10 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import softmax_rnn as sr
-from softmax_rnn.microscope import tiles
+from softmax_rnn.microscope import probe
 from softmax_rnn.microscope.heads import QUANTILES, head_statistics
 from softmax_rnn.microscope.inspection import inspect
-from softmax_rnn.microscope.tiles import Call
-from softmax_rnn.microscope.truncate import truncated
+from softmax_rnn.microscope.probe import Call, truncated
 from softmax_rnn.ops.visibility import Visibility
 
 
@@ -167,7 +166,7 @@ def test_packed_documents_do_not_see_one_another() -> None:
 def test_tiles_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     c = call(50)
     whole = head_statistics(c, 1, [0, 1, 2, 8, 20], 0.01)
-    monkeypatch.setattr(tiles, "CELLS", 150)  # three queries at a time
+    monkeypatch.setattr(probe, "CELLS", 150)  # three queries at a time
     parts = head_statistics(c, 1, [0, 1, 2, 8, 20], 0.01)
     assert whole is not None
     assert parts is not None
@@ -187,7 +186,7 @@ def test_memory_does_not_grow_with_the_square_of_the_text() -> None:
 def test_constant_scores() -> None:
     """Queries of 0: every term but the first is 0, and order 0 is softmax itself."""
     c = call(12)
-    row = head_statistics(Call(0, c.q * 0, c.k, c.v, c.mechanism, c.scale, c.see, {}), 0, [0, 1, 2], 0.01)
+    row = head_statistics(Call(0, c.q * 0, c.k, c.v, c.mechanism, c.scale, c.visible, {}), 0, [0, 1, 2], 0.01)
     assert row is not None
     assert row["needed_order"] == row["dominant_order"] == 0
     assert row["low"] == row["high"] == 0

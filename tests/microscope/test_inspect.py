@@ -9,13 +9,10 @@ import torch
 from torch import Tensor
 
 import softmax_rnn as sr
-from softmax_rnn.microscope import findings
-from softmax_rnn.microscope.centers import save_centers
-from softmax_rnn.microscope.inspection import inspect
-from softmax_rnn.microscope.page import size
-from softmax_rnn.microscope.quality import SETTLED
-from softmax_rnn.microscope.saving import load, save
-from softmax_rnn.microscope.states import cache_bytes, state_bytes
+from softmax_rnn.microscope.command import main
+from softmax_rnn.microscope.heads import save_centers
+from softmax_rnn.microscope.inspection import SETTLED, inspect
+from softmax_rnn.microscope.results import cache_bytes, load, save, state_bytes
 
 QUICK: dict[str, Any] = {"orders": 32, "layer_orders": (2,), "layer_tokens": 16}
 
@@ -111,7 +108,9 @@ def test_centring_saves_orders_where_keys_share_a_direction(llama: Any, ids: Ten
 
 
 @pytest.mark.slow
-def test_the_saved_files(llama: Any, ids: Tensor, other: Tensor, tmp_path: Path) -> None:
+def test_the_saved_files(
+    llama: Any, ids: Tensor, other: Tensor, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = inspect(llama, ids, center="best", calibration_ids=other, **QUICK)
     parent, tmp_path = tmp_path, tmp_path / "tiny"
     save(found, {"model": "<tiny>", "command": "inspect <tiny>"}, tmp_path)
@@ -127,14 +126,8 @@ def test_the_saved_files(llama: Any, ids: Tensor, other: Tensor, tmp_path: Path)
     json.dumps(summary, allow_nan=False)
     sr.patch(llama, "taylor2", center=tmp_path / "calibration.safetensors")
 
-    page_of_tables = parent / "tables.md"
-    page_of_tables.write_text(f"before\n{findings.BEGIN}\nold\n{findings.END}\nafter\n")
-    assert findings.main([str(parent), "--write", str(page_of_tables)]) == 0
-    written = page_of_tables.read_text()
-    assert "| tiny | learned |" in written
-    assert "old" not in written
-    assert written.startswith("before\n")
-    assert written.endswith("after\n")
+    assert main(["--compare", str(parent)]) == 0
+    assert "| tiny | learned |" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -169,4 +162,3 @@ def test_state_sizes_are_real() -> None:
         features = sum(sr.symmetric_power(q, n).shape[-1] for n in range(order + 1))
         assert state_bytes(8, 8, order) == features * 9 * 4
     assert cache_bytes(64, 64, 1024) == 1024 * 128 * 2
-    assert size(1024**2) == "1 MB"

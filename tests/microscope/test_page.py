@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from softmax_rnn.microscope.page import main
+from softmax_rnn.microscope.command import main
 from tests.report.browser import Browser, browser
 
 __all__ = ["browser"]
@@ -16,7 +16,7 @@ def drawn(name: str, folder: Path) -> Path:
     folder.mkdir()
     for source in (RESULTS / name).glob("*.json"):
         shutil.copy(source, folder)
-    assert main([str(folder)]) == 0
+    assert main(["--redraw", str(folder)]) == 0
     return folder
 
 

@@ -1,4 +1,8 @@
-"""``softmax-rnn inspect MODEL --text FILE``: how many orders of the exponential's series a model uses on a text."""
+"""``softmax-rnn inspect MODEL --text FILE``: how many orders of the exponential's series a model uses on a text.
+
+softmax-rnn inspect --redraw FOLDER ...     figures and pages again, from the JSON
+softmax-rnn inspect --compare FOLDER ...    several inspections side by side: tables in Markdown
+"""
 
 from __future__ import annotations
 
@@ -12,80 +16,92 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..cli import Parser
-from ..errors import UserError
+from ..errors import UserError, check_folder
+from . import results
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
+
+ENCODERS = ("bert", "roberta", "xlm-roberta", "electra")
 
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    p = Parser(prog="softmax-rnn inspect", description=__doc__)
+    p = Parser(prog="softmax-rnn inspect", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument(
-        "model", help="a checkpoint folder, a run, a GGUF file, 'smollm2' (the installed package), or a name on the hub"
+        "model",
+        nargs="?",
+        help="a checkpoint folder, a run, a GGUF file, 'smollm2' (the installed package), or a name on the hub",
     )
-    p.add_argument("--text", required=True, metavar="FILE", help="what the model reads")
+    p.add_argument("--text", metavar="FILE", help="what the model reads")
     p.add_argument("--out", metavar="DIR", help="where to write (default: out/inspect/MODEL-FILE)")
-    p.add_argument("--max-tokens", type=int, default=512, help="how much of the text (default: 512)")
-    p.add_argument("--orders", type=int, default=128, help="the highest order, up to 128 (default)")
+    p.add_argument("--max-tokens", type=int, default=512, help="how much of the text to read (default: 512)")
+    p.add_argument("--orders", type=int, default=128, help="the highest order to try, at most 128 (default: 128)")
     p.add_argument(
-        "--tolerance", type=float, default=0.01,
-        help="how far a head's output may be from softmax's, relative, to count as equal (default: 0.01)",
-    )  # fmt: skip
-    p.add_argument(
-        "--center", choices=("none", "mean", "best"),
-        help="compare with keys centred by their mean, or also by a learned constant (default: best where it changes nothing for the "
-        "model itself and there is text to calibrate on, else none)",
-    )  # fmt: skip
-    p.add_argument(
-        "--calibrate", metavar="FILE", help="other text, for centring (default: what follows in the same text)"
+        "--tolerance",
+        type=float,
+        default=0.01,
+        help="a head's output counts as equal to softmax's if their relative difference is at most this (default: 0.01)",
     )
     p.add_argument(
-        "--layer-tokens", type=int, default=256, help="of the text, when one layer is cut at a time; 0 leaves that out"
+        "--center",
+        choices=("none", "mean", "best"),
+        help="also try keys less their mean, or less their mean and a learned constant (default: best, where the model's own output "
+        "would stay the same and there is text to calibrate on; else none)",
+    )
+    p.add_argument(
+        "--calibrate",
+        metavar="FILE",
+        help="another text, to calibrate centring on (default: what follows in the same text)",
+    )
+    p.add_argument(
+        "--layer-tokens",
+        type=int,
+        default=256,
+        help="how much of the text to use when one layer is cut at a time; 0 leaves that part out (default: 256)",
     )
     p.add_argument("--threads", type=int, help="processor threads (default: torch's choice)")
     p.add_argument("--quiet", action="store_true", help="no progress bar")
+    p.add_argument("--redraw", nargs="+", type=Path, metavar="FOLDER", help="draw inspections again, without the model")
+    p.add_argument("--compare", nargs="+", type=Path, metavar="FOLDER", help="print inspections side by side")
     return p
 
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parser().parse_args(argv)
-    if args.max_tokens < 1 or args.layer_tokens < 0 or (args.threads is not None and args.threads < 1):
-        raise UserError("--max-tokens and --threads must be at least 1, --layer-tokens at least 0.")
-    for package in ("matplotlib", "rich"):
-        if importlib.util.find_spec(package) is None:
-            raise UserError(f"inspect needs {package}: pip install 'softmax-rnn[lab,report]'")
+    if args.redraw or args.compare:
+        return _again(args)
+    out = _check(args)
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is first imported
     import torch
     from transformers.utils import logging
 
     from .. import __version__
-    from ..models import load_tokenizer
-    from . import opening, saving
     from .inspection import inspect
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     if args.threads:
         torch.set_num_threads(args.threads)
-    text = opening.read_text(args.text)
-    other = None if args.calibrate is None else opening.read_text(args.calibrate)
-    out = Path(args.out or Path("out/inspect") / f"{Path(args.model).stem}-{Path(args.text).stem}")
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file: give a folder with --out.")
-    model, where = opening.open_model(args.model)
-    tokenizer = load_tokenizer(where)
-    limit = opening.longest(model, args.max_tokens)
-    ids, rest = opening.split(opening.tokens(tokenizer, text, 2 * limit), limit, args.text)
-    if other is not None:
-        rest, _ = opening.split(opening.tokens(tokenizer, other, limit), limit, args.calibrate)
+    model, ids, rest = _open(args)
     center = _center(args.center, model, rest)
+    layers: dict[str, Any] = {
+        "layer_orders": (2, 10, 32) if args.layer_tokens else (),
+        "layer_tokens": max(args.layer_tokens, 1),
+    }
     with progress(args.quiet) as tick:
         found = inspect(
-            model, ids, orders=args.orders, tolerance=args.tolerance, center=center, calibration_ids=rest,
-            layer_orders=(2, 10, 32) if args.layer_tokens else (), layer_tokens=max(args.layer_tokens, 1), tick=tick,
-        )  # fmt: skip
+            model,
+            ids,
+            orders=args.orders,
+            tolerance=args.tolerance,
+            center=center,
+            calibration_ids=rest,
+            tick=tick,
+            **layers,
+        )
     about = {
         "command": "softmax-rnn inspect " + " ".join(argv),
         "versions": {"softmax-rnn": __version__, "torch": torch.__version__},
@@ -93,11 +109,127 @@ def main(argv: list[str]) -> int:
         "text": Path(args.text).name,
         "calibration": _calibration(args, center, rest),
     }
-    saving.save(found, about, out)
-    for line in saving.lines(found):
+    results.save(found, about, out)
+    for line in results.sentences(found.summary):
         print(line)
     print(f"{out}/index.html")
     return 0
+
+
+def _check(args: argparse.Namespace) -> Path:
+    """Where the results go, if everything that can be judged without the model is in order."""
+    if args.model is None or args.text is None:
+        raise UserError("Give a model and a text: softmax-rnn inspect MODEL --text FILE.")
+    if args.max_tokens < 1 or args.layer_tokens < 0 or (args.threads is not None and args.threads < 1):
+        raise UserError("--max-tokens and --threads must be at least 1, --layer-tokens at least 0.")
+    for package in ("matplotlib", "rich"):
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"inspect needs {package}: pip install 'softmax-rnn[lab,report]'")
+    for path in (args.text, args.calibrate):
+        if path is not None:
+            read_text(path)
+    out = Path(args.out or Path("out/inspect") / f"{Path(args.model).stem}-{Path(args.text).stem}")
+    check_folder(out, "--out")
+    return out
+
+
+def _open(args: argparse.Namespace) -> tuple[PreTrainedModel, Tensor, Tensor | None]:
+    """The model, the tokens to look at, and others to calibrate on."""
+    from ..models import load_tokenizer
+
+    model, where = open_model(args.model)
+    tokenizer = load_tokenizer(where)
+    limit = longest(model, args.max_tokens)
+    ids, rest = split(tokens(tokenizer, read_text(args.text), 2 * limit), limit, args.text)
+    if args.calibrate is not None:
+        rest, _ = split(tokens(tokenizer, read_text(args.calibrate), limit), limit, args.calibrate)
+    return model, ids, rest
+
+
+def _again(args: argparse.Namespace) -> int:
+    """What can be made from the JSON alone."""
+    if args.redraw:
+        from .page import write_page
+
+        for folder in results.folders(args.redraw):
+            check_folder(folder, "--redraw")
+            write_page(folder)
+            print(f"{folder}/index.html")
+    if args.compare:
+        found = {folder.name: results.load(folder) for folder in results.folders(args.compare)}
+        print(results.compare(found), end="")
+    return 0
+
+
+def open_model(name: str) -> tuple[PreTrainedModel, str | Path]:
+    """The model, in evaluation mode, and where it lies; encoders come without a head."""
+    from transformers import AutoModel
+
+    from ..models import load_model, smollm2_path
+    from ..models.loading import first_line, locate
+
+    where: str | Path = smollm2_path() if name == "smollm2" else name
+    place, extra = locate(where)
+    if not extra and _is_encoder(place):
+        try:
+            loaded: Any = AutoModel.from_pretrained(place, output_loading_info=True)
+        except Exception as error:  # a damaged file can fail anywhere in its reader
+            raise UserError(f"Cannot load a model from {name}: {first_line(error)}") from None
+        model, found = loaded
+        missing = sorted(k for k in found.get("missing_keys", ()) if "pooler" not in k)  # not used here
+        if missing:
+            raise UserError(f"{name} lacks {len(missing)} tensors that its config asks for, among them {missing[0]}.")
+        return model.eval(), where
+    return load_model(where).eval(), where
+
+
+def _is_encoder(place: str | Path) -> bool:
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(place)
+    except Exception:  # load_model will say what is wrong
+        return False
+    return config.model_type in ENCODERS and not getattr(config, "is_decoder", False)
+
+
+def read_text(path: str) -> str:
+    """The text of a file."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not text in UTF-8.") from None
+    except OSError as error:
+        raise UserError(f"Cannot read {path}: {error.strerror}.") from None
+    if not text.strip():
+        raise UserError(f"{path} is empty: there is nothing to look at.")
+    return text
+
+
+def tokens(tokenizer: Any, text: str, limit: int) -> Tensor:
+    """At most ``limit`` tokens, (1, T), and no more of the text than that can be."""
+    import torch
+
+    ids = tokenizer(text[: 64 * limit], verbose=False)["input_ids"][:limit]
+    return torch.tensor([ids], dtype=torch.long)
+
+
+def longest(model: PreTrainedModel, limit: int) -> int:
+    """``limit``, or what the model has positions for."""
+    positions = getattr(model.config, "max_position_embeddings", None) or limit
+    if model.config.model_type in ("roberta", "xlm-roberta"):
+        positions -= 2  # its positions start at 2
+    return min(limit, positions)
+
+
+def split(ids: Tensor, limit: int, path: str) -> tuple[Tensor, Tensor | None]:
+    """The first ``limit`` tokens, and up to as many after them, if enough for a calibration."""
+    from .inspection import SHORTEST
+
+    if ids.shape[1] < SHORTEST:
+        raise UserError(f"{path} is too short: {ids.shape[1]} tokens, and at least {SHORTEST} are needed.")
+    rest = ids[:, limit : 2 * limit]
+    return ids[:, :limit], rest if rest.shape[1] >= 4 * SHORTEST else None
 
 
 def _calibration(args: argparse.Namespace, center: str, rest: Tensor | None) -> str | None:
@@ -153,7 +285,3 @@ def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
             bar.update(tasks[what], completed=done)
 
         yield tick
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

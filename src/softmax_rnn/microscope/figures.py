@@ -13,8 +13,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ..report.drawing import STYLE
-
-Heads = dict[str, list[dict[str, Any]]]
+from .results import Heads
 
 INK, PAPER = "#1c1c1c", "#ffffff"
 COLORS = {"none": "#777777", "mean": "#1f5fa8", "best": "#b3261e"}

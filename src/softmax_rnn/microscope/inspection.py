@@ -1,29 +1,38 @@
-"""``inspect``: one pass over a text for the heads, then the model's loss with its series cut at one order after another."""
+"""``inspect``: one pass over a text for the heads, then how good the model is with its series cut at one order after another.
+
+loss      cross-entropy of the next token, nats, mean over tokens: for language models
+cosine    between the last hidden states of the cut and the untouched model, mean over tokens: for encoders
+"""
 
 from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import UserError
-from .centers import best_center, mean_center
-from .heads import QUANTILES, head_statistics, short
-from .probe import scoped
-from .quality import CLOSE, ORDERS, SETTLED, Quality, forward
+from .heads import QUANTILES, best_center, head_statistics, mean_center, short
+from .probe import Call, scoped, truncated
+from .results import state_table
 from .series import ladder
-from .states import state_table
-from .tiles import Call
 
-VARIANTS = {"none": ("none",), "mean": ("none", "mean"), "best": ("none", "mean", "best")}
+CENTRINGS = {
+    "none": ("none",),
+    "mean": ("none", "mean"),
+    "best": ("none", "mean", "best"),
+}  # what is asked for: what is compared
 SHORTEST = 16  # tokens
 MAX_ORDER = 128
+CUT_AT = (0, 1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)  # orders at which the whole model is measured
+CLOSE = {"loss": 0.01, "cosine": 0.001}  # nats; 1 - cosine: what counts as the same model
+SETTLED = {"loss": 5e-4, "cosine": 5e-5}  # twice this close in a row, and higher orders are not tried
 
 Tick = Callable[[str, int, int], None]  # what is done, how many steps of it, of how many
 
@@ -57,7 +66,7 @@ def inspect(
         input_ids: (B, T). attention_mask: (B, T), 1 = a token, 0 = padding.
         orders: the highest order, up to 128.
         tolerance: how far a head's output may be from softmax's, |difference| / |output|, to count as equal.
-        center: "none", "mean" (and none, to compare) or "best" (and both others): see ``centers``.
+        center: "none", "mean" (and none, to compare) or "best" (and both others): see ``heads.py``.
         calibration_ids: (B, T), other text, from which centers are made.
         layer_orders, layer_tokens: when one layer is cut at a time: at which orders, on how much of the text. () leaves it out.
         tick: called after each step, for a progress bar.
@@ -66,8 +75,8 @@ def inspect(
     """
     _check(input_ids, attention_mask, orders, tolerance, center, calibration_ids)
     tick = tick or (lambda what, done, total: None)
-    variants = VARIANTS[center]
-    centers = _calibrate(model, calibration_ids, variants, tick)
+    centrings = CENTRINGS[center]
+    centers = _calibrate(model, calibration_ids, centrings, tick)
     compared = ladder(orders)
     heads, shape = _heads(model, input_ids, attention_mask, compared, tolerance, centers, tick)
 
@@ -79,7 +88,7 @@ def inspect(
     cut = [n for n in layer_orders if n <= orders]
     single = {v: _one_by_one(one, layers, cut, c, tick, v) for v, c in centers.items() if v != "mean"} if cut else {}
 
-    needed = {v: _needed(heads[v], curves[v], quality) for v in variants}
+    needed = {v: _needed(heads[v], curves[v], quality) for v in centrings}
     worth = {n for v in needed.values() for n in (v["median"], v["model"]) if n is not None}
     summary = {
         **shape,
@@ -109,8 +118,8 @@ def _check(
         raise UserError(f"orders must be from 1 to {MAX_ORDER}, got {orders}.")
     if not 0 < tolerance < 1:
         raise UserError(f"tolerance must lie between 0 and 1, got {tolerance:g}.")
-    if center not in VARIANTS:
-        raise UserError(f"center must be one of {', '.join(VARIANTS)}, got {center!r}.")
+    if center not in CENTRINGS:
+        raise UserError(f"center must be one of {', '.join(CENTRINGS)}, got {center!r}.")
     if center != "none" and (calibration is None or calibration.ndim != 2 or calibration.shape[1] < SHORTEST):
         raise UserError(f"Centring is calibrated on other text: give at least {SHORTEST} tokens of it.")
 
@@ -130,10 +139,10 @@ def can_center(call: Call) -> bool:
 
 
 def _calibrate(
-    model: PreTrainedModel, ids: Tensor | None, variants: Sequence[str], tick: Tick
+    model: PreTrainedModel, ids: Tensor | None, centrings: Sequence[str], tick: Tick
 ) -> dict[str, dict[int, Tensor]]:
-    centers: dict[str, dict[int, Tensor]] = {v: {} for v in variants}
-    if len(variants) == 1:
+    centers: dict[str, dict[int, Tensor]] = {v: {} for v in centrings}
+    if len(centrings) == 1:
         return centers
     assert ids is not None
     total = model.config.num_hidden_layers
@@ -141,7 +150,7 @@ def _calibrate(
     def see(call: Call) -> None:
         if not can_center(call):
             raise UserError(f"Centring would change what '{call.mechanism}' computes: leave it out.")
-        for name in variants[1:]:
+        for name in centrings[1:]:
             # One head is a row of numbers that patch would round: measure with what will be saved.
             centers[name][call.layer] = (mean_center if name == "mean" else best_center)(call).float()
         tick("calibrating", call.layer + 1, total)
@@ -167,7 +176,7 @@ def _heads(
 
     def see(call: Call) -> None:
         shape.update(
-            model_type=model.config.model_type, mechanism=str(call.mechanism), causal=call.see.causal,
+            model_type=model.config.model_type, mechanism=str(call.mechanism), causal=call.visible.causal,
             layers=model.config.num_hidden_layers, heads=call.heads, kv_heads=call.k.shape[1],
             head_dim=call.q.shape[-1], value_dim=call.v.shape[-1],
         )  # fmt: skip
@@ -191,7 +200,7 @@ def _curve(
     """Loss or cosine against order, all layers cut together, until it has settled."""
     tried: list[int] = []
     values: list[float] = []
-    wanted = sorted({n for n in ORDERS if n <= top} | {top})
+    wanted = sorted({n for n in CUT_AT if n <= top} | {top})
     limit = SETTLED[quality.metric]
     for i, n in enumerate(wanted):
         tried.append(n)
@@ -230,3 +239,58 @@ def _needed(heads: list[dict[str, Any]], curve: dict[str, Any], quality: Quality
         "share_within_10": short(sum(n is not None and n <= 10 for n in values) / len(values)),
         "model": model,
     }
+
+
+class Quality:
+    """Measures one text with one model."""
+
+    def __init__(self, model: PreTrainedModel, ids: Tensor, mask: Tensor | None) -> None:
+        self.model, self.ids, self.mask = model, ids, mask
+        self.metric = ""  # until the first pass shows what the model puts out
+        causal: list[bool] = []
+        out = self._run({}, {}, causal)
+        self.metric = "loss" if all(causal) and getattr(out, "logits", None) is not None else "cosine"
+        self.untouched = None if self.metric == "loss" else _hidden(out)
+        self.base = self._measure(out)
+
+    def at(self, orders: Mapping[int, int], centers: Mapping[int, Tensor]) -> float:
+        """With layer i cut at orders[i]; layers that are not named stay whole."""
+        return self._measure(self._run(orders, centers))
+
+    def distance(self, value: float) -> float:
+        """How far a measurement is from the untouched model's; never negative for a cosine."""
+        return abs(value - self.base)
+
+    @torch.no_grad()
+    def _run(self, orders: Mapping[int, int], centers: Mapping[int, Tensor], causal: list[bool] | None = None) -> Any:
+        def scope(call: Call) -> Tensor | None:
+            if causal is not None:
+                causal.append(call.visible.causal)
+            if call.layer not in orders:
+                return None
+            return truncated(call, orders[call.layer], centers.get(call.layer))
+
+        with scoped(self.model, scope):
+            return forward(self.model, self.ids, self.mask, hidden=self.metric != "loss")
+
+    def _measure(self, out: Any) -> float:
+        keep = torch.ones_like(self.ids, dtype=torch.bool) if self.mask is None else self.mask.bool()
+        if self.metric == "loss":
+            target = self.ids[:, 1:].masked_fill(~(keep[:, 1:] & keep[:, :-1]), -100)
+            # One text at a time: a copy of all logits would be the largest tensor.
+            pairs = zip(out.logits, target, strict=True)
+            total = sum(F.cross_entropy(x[:-1].float(), y, reduction="sum").item() for x, y in pairs)
+            return total / max(1, int((target != -100).sum()))
+        assert self.untouched is not None
+        return F.cosine_similarity(_hidden(out).double(), self.untouched.double(), dim=-1)[keep].mean().item()
+
+
+def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor | None, hidden: bool = False) -> Any:
+    """One pass without a cache; encoders do not know the argument."""
+    options: dict[str, Any] = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
+    return model(input_ids=ids, attention_mask=mask, output_hidden_states=hidden, **options)
+
+
+def _hidden(out: Any) -> Tensor:
+    last = getattr(out, "last_hidden_state", None)
+    return out.hidden_states[-1] if last is None else last

@@ -1,18 +1,14 @@
-"""The page of an inspection: one file with everything in it, made from the JSON beside it.
-
-``python -m softmax_rnn.microscope.page FOLDER ...`` draws figures and pages again, without looking at the model again.
-"""
+"""The page of an inspection: one file with everything in it, made from the JSON beside it (``softmax-rnn inspect --redraw``)."""
 
 from __future__ import annotations
 
-import argparse
 import html
-import sys
 from pathlib import Path
 from typing import Any
 
 from ..report.style import figure, page, table
-from .saving import load, order
+from . import results
+from .results import Table
 
 TITLES = {
     "quality": "The whole model",
@@ -22,7 +18,6 @@ TITLES = {
     "dominant": "The dominant order",
     "one_layer": "One layer at a time",
 }
-NAMES = {"none": "none", "mean": "mean key", "best": "learned"}
 PANELLED = ("heads", "terms", "one_layer")  # a panel for each centring
 STYLE = """<style>
 :root { --none: #777; --mean: #1f5fa8; --best: #b3261e; }
@@ -33,20 +28,25 @@ figure svg { background: none; border-radius: 0; }
   th, td { padding: .25rem .4rem; white-space: normal; }
 }
 </style>"""
+STATES = (
+    "A state of orders 0..n, symmetric, in float32, has the same size at any length; a cache is keys and values in bfloat16. "
+    "Marked: the orders that the median head or the whole model needs."
+)
 
 
 def write_page(folder: Path) -> None:
     """Draw the figures and write index.html."""
     from .figures import CAPTIONS, draw, panels
 
-    summary, heads = load(folder)
+    found = results.load(folder)
+    summary, heads = found
     drawn = draw(summary, heads, folder)
-    parts = [*_opening(summary), *_needed(summary)]
+    parts = [*_opening(summary), *_table(results.needed(found), _needed_means(summary))]
     for name in drawn:
         drawing = figure(_themed((folder / f"{name}.svg").read_text()), CAPTIONS[name])
         wide = name in PANELLED and len(panels(heads)) > 1
         parts += [f"<h2>{TITLES[name]}</h2>", f'<div class="wide">{drawing}</div>' if wide else drawing]
-    parts += [*_scores(heads), *_states(summary), *_closing(summary)]
+    parts += [*_table(results.scores(found)), *_table(results.states(found), STATES), *_closing(summary)]
     (folder / "index.html").write_text(page(f"Orders in {_name(summary)}", parts, STYLE))
 
 
@@ -65,30 +65,6 @@ def _themed(svg: str) -> str:
 
 def _name(summary: dict[str, Any]) -> str:
     return Path(summary.get("model", "a model")).name
-
-
-def size(n: float) -> str:
-    """Bytes for people.
-
-    >>> size(1536)
-    '1.5 kB'
-    """
-    if n >= 1024**7:
-        return f"{n:.0e} B"
-    for unit in ("B", "kB", "MB", "GB", "TB", "PB", "EB"):
-        if n < 1024 or unit == "EB":
-            break
-        n /= 1024
-    return f"{n:.3g} {unit}"
-
-
-def count(n: int) -> str:
-    """A number of tokens for people.
-
-    >>> count(2179), count(3 * 10**16)
-    ('2,179', '3e+16')
-    """
-    return f"{n:,}" if n < 1e12 else f"{n:.0e}"
 
 
 def _opening(s: dict[str, Any]) -> list[str]:
@@ -111,50 +87,16 @@ def _opening(s: dict[str, Any]) -> list[str]:
     ]
 
 
-def _needed(s: dict[str, Any]) -> list[str]:
-    top = s["orders"][-1]
-    rows = [
-        [NAMES[v], order(n["median"], top), order(n["largest"], top), f"{100 * n['share_within_10']:.0f}%", order(n["model"], top)]
-        for v, n in s["needed"].items()
-    ]  # fmt: skip
-    return [
-        "<h2>Order needed</h2>",
-        table(["centring", "median head", "worst head", "heads at order 10", "whole model"], rows),
-        f'<p class="soft">A head: its output over all queries within {100 * s["tolerance"]:g}% of softmax\'s, |difference| / |output|, '
-        f"at this order and all higher ones compared. The model: its {s['metric']} within {s['close']:g}.</p>",
-    ]
+def _table(made: Table, note: str = "") -> list[str]:
+    below = [f'<p class="soft">{note}</p>'] if note else []
+    return [f"<h2>{html.escape(made.title)}</h2>", table(made.head, made.lines, made.marked), *below]
 
 
-def _scores(heads: dict[str, list[dict[str, Any]]]) -> list[str]:
-    rows = []
-    for name, found in heads.items():
-        middle = sorted(r["entropy"] for r in found)[len(found) // 2]
-        low, high = min(r["low"] for r in found), max(r["high"] for r in found)
-        inner = [min(r["quantiles"][1] for r in found), max(r["quantiles"][-2] for r in found)]
-        rows.append(
-            [
-                NAMES[name],
-                f"{low:.1f}\u00a0…\u00a0{high:.1f}",
-                f"{inner[0]:.1f}\u00a0…\u00a0{inner[1]:.1f}",
-                f"{middle:.2f}",
-            ]
-        )
-    head = ["centring", "all scores", "1% … 99%, widest head", "entropy of the median head, nats"]
-    return ["<h2>Scores</h2>", table(head, rows)]
-
-
-def _states(s: dict[str, Any]) -> list[str]:
-    states = s["states"]
-    rows = [[r["order"], size(r["bytes"]), count(r["break_even_tokens"])] for r in states["state"]]
-    marked = [i for i, r in enumerate(states["state"]) if r["needed"]]
-    cache = [[count(c["tokens"]), size(c["bytes"])] for c in states["cache"]]
-    return [
-        "<h2>What that would cost as a recurrent state</h2>",
-        table(["order", "state, per head of keys", "smaller than keys and values from, tokens"], rows, marked),
-        '<p class="soft">A state of orders 0..n, symmetric, in float32, has the same size at any length. Marked: the orders that the '
-        "median head or the whole model needs.</p>",
-        table(["tokens", "keys and values, per head of keys, in bfloat16"], cache),
-    ]
+def _needed_means(s: dict[str, Any]) -> str:
+    return (
+        f"A head: its output over all queries within {100 * s['tolerance']:g}% of softmax's, |difference| / |output|, at this order and "
+        f"all higher ones compared. The model: its {s['metric']} within {s['close']:g}."
+    )
 
 
 def _closing(s: dict[str, Any]) -> list[str]:
@@ -163,18 +105,3 @@ def _closing(s: dict[str, Any]) -> list[str]:
         f'<p class="soft">Made by <code>{html.escape(s.get("command", ""))}</code>. The numbers are in inspection.json and heads.*.json.'
         f"{calibration} Weights of the series are summed in float64.</p>"
     ]
-
-
-def main(argv: list[str]) -> int:
-    """Draw the figures and pages of some folders."""
-    parser = argparse.ArgumentParser(
-        prog="python -m softmax_rnn.microscope.page", description="Figures and pages, from the JSON."
-    )
-    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
-    for folder in parser.parse_args(argv).folders:
-        write_page(folder)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,30 +1,130 @@
-"""Reaching the attention of a model: see what each layer is called with, and answer in its place.
+"""A layer's attention under the microscope: reach it, cut it into tiles of queries, answer in its place with the series cut.
+
+    x_ts = scale * phi(q_t) . psi(k_s - c)        min(x, limit) where the kernel has a clamp
 
 Others' models go through transformers' table of attention functions, as ``patch`` does (which also says which families it knows); ours
-have the mechanism in the layer. Either way a layer's ``scope``, a function Call -> output or None, is asked first.
+have the mechanism in the layer. Either way a layer's ``scope``, a function Call -> output or None, is asked first. Scores are made for
+a tile of queries at a time, so that nothing of size T x T is ever held.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
-from ..errors import MechanismError, UserError
+from .. import Mechanism, MechanismError, Taylor, UserError, mechanism
 from ..models import masks
 from ..models.attention import SoftmaxRnnAttention
 from ..models.patch import ORIGINAL, patch, patched_attention, unpatch
+from ..ops.sums import Sums, finish
 from ..ops.visibility import Visibility
-from ..presets import mechanism as resolve
-from .tiles import Call
+from .series import SAFE, largest_term, last_useful, partial_sums
 
 NAME = "softmax_rnn_microscope"
 SCOPE = "softmax_rnn_scope"  # attribute on attention modules: (layer, function)
+CELLS = 1 << 16  # scores in a tile: half a megabyte in float64, so that a few such tiles stay in the processor's cache
+FINISHING = ("output_gate", "norm_weight", "norm_bias", "length_exponent")  # what a mechanism uses after its sums
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of one layer's attention: q (B, H, T, D), k and v (B, Hkv, T, ...), and who sees whom."""
+
+    layer: int
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mechanism: Mechanism
+    scale: float
+    visible: Visibility
+    options: dict[str, Any]  # gates, norm weights and the length exponent, where the mechanism has them
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        return self.q.shape[1]
+
+    def kv_head(self, head: int) -> int:
+        """The head of keys and values that a query head reads."""
+        return head // (self.heads // self.k.shape[1])
+
+    def queries(self, head: int) -> Tensor:
+        """Mapped and scaled, (B, T, D), float64."""
+        return self.mechanism.kernel.map_vectors(self.q[:, head].double()) * self.scale
+
+    def keys(self, kv_head: int, center: Tensor | None) -> Tensor:
+        """Centred and mapped, (B, T, D), float64; ``center`` is (Hkv, D)."""
+        k = self.k[:, kv_head].double()
+        return self.mechanism.kernel.map_vectors(k if center is None else k - center[kv_head].double())
+
+
+class Tile(NamedTuple):
+    """Some queries of one head and the keys that any of them sees."""
+
+    batch: int
+    queries: slice
+    x: Tensor  # (queries, keys) scores, 0 where not seen
+    seen: Tensor  # (queries, keys)
+    v: Tensor  # (keys, E)
+
+
+def tiles(call: Call, head: int, center: Tensor | None = None, first: int = 0) -> Iterator[Tile]:
+    """The tiles of one head, from query ``first`` on; queries that are padding see nothing."""
+    lo, hi = call.visible.bounds()
+    q, k = call.queries(head), call.keys(call.kv_head(head), center)
+    v = call.v[:, call.kv_head(head)].double()
+    limit, keep = call.mechanism.kernel.limit, call.visible.keep
+    step = max(1, CELLS // k.shape[1])
+    for b in range(len(q)):
+        low, high = lo[min(b, len(lo) - 1)], hi[min(b, len(hi) - 1)]
+        for start in range(first, q.shape[1], step):
+            some = slice(start, min(start + step, q.shape[1]))
+            keys = int(high[some].max())
+            index = torch.arange(keys)
+            seen = (index >= low[some, None]) & (index < high[some, None])
+            if keep is not None:
+                seen &= keep[b, :keys] & keep[b, some, None]
+            x = q[b, some] @ k[b, :keys].T
+            x = x if limit is None else x.clamp_(max=limit)
+            yield Tile(b, some, x.masked_fill_(~seen, 0.0), seen, v[b, :keys])
+
+
+def truncated(call: Call, order: int, center: Tensor | None = None) -> Tensor:
+    """The layer's output (B, H, T, E) with w(x) = sum_{n <= order} x^n / n!; denominator, gates and norm stay the layer's."""
+    b, h, t, _ = call.q.shape
+    numerator = torch.zeros(b, h, t, call.v.shape[-1], dtype=torch.float64)
+    total = torch.zeros(b, h, t, 1, dtype=torch.float64)
+    for head in range(h):
+        for tile in tiles(call, head, center):
+            weights, shift = _weights(tile, order)
+            if not call.mechanism.cancels_scale:  # then back to the query's own units
+                weights = weights * shift.clamp(max=SAFE).exp()
+            numerator[tile.batch, head, tile.queries] = weights @ tile.v
+            total[tile.batch, head, tile.queries] = weights.sum(1, keepdim=True)
+    rest = {name: call.options.get(name) for name in FINISHING}
+    series = replace(call.mechanism, kernel=Taylor(order), allow_signed=True)
+    return finish(series, Sums(numerator, total, None), call.visible.count(), call.v.dtype, may_be_empty=False, **rest)
+
+
+def _weights(tile: Tile, order: int) -> tuple[Tensor, Tensor]:
+    """The weights of one tile (queries, keys), times exp(-shift), and the shift (queries, 1)."""
+    sizes = tile.x.abs().amax(1, keepdim=True)
+    shift = largest_term(sizes, order)
+    lse = torch.where(tile.seen, tile.x, -torch.inf).logsumexp(1)
+    lse = lse[lse.isfinite()]
+    last = last_useful(sizes.max().item(), lse.min().item() if len(lse) else 0.0, order)
+    for step in partial_sums(tile.x, tile.seen, shift, [last], last):
+        weights = step.weights
+    assert weights is not None
+    return weights, shift
+
 
 Scope = Callable[[Call], Tensor | None]
 
@@ -81,20 +181,16 @@ def _answer(module: SoftmaxRnnAttention, own: Callable[..., Tensor], scope: Scop
         q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, cache: Any, causal: bool, options: dict[str, Any]
     ) -> Tensor:
         m = module.computed
-        see = _visibility(q, k, mask, causal)
-        out = scope(Call(int(module.layer_idx), q, k, v, m, m.kernel.scale(q.shape[-1]), see, options))
+        visible = _visibility(q, k, mask, causal)
+        out = scope(Call(int(module.layer_idx), q, k, v, m, m.kernel.scale(q.shape[-1]), visible, options))
         return own(q, k, v, mask, cache, causal, options) if out is None else out
 
     return attend
 
 
 def _visibility(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Visibility:
-    keep, segments = masks.read(mask)
-    if segments is not None:  # documents are runs of equal numbers
-        runs = torch.zeros_like(segments)
-        runs[:, 1:] = (segments[:, 1:] != segments[:, :-1]).cumsum(1)
-        segments = runs
-    return Visibility(q.shape[2], k.shape[2], causal, q.device, keep, segments)
+    keep, documents = masks.read(mask)  # documents are numbered in ascending order there
+    return Visibility(q.shape[2], k.shape[2], causal, q.device, keep, documents)
 
 
 def scoped_attention(
@@ -111,8 +207,8 @@ def scoped_attention(
     layer, scope = getattr(module, SCOPE)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    see = _visibility(query, key, attention_mask, causal)
-    out = scope(Call(layer, query, key, value, resolve("softmax"), scale, see, {}))
+    visible = _visibility(query, key, attention_mask, causal)
+    out = scope(Call(layer, query, key, value, mechanism("softmax"), scale, visible, {}))
     if out is not None:
         return out.transpose(1, 2), None
     return patched_attention(module, query, key, value, attention_mask, scaling, is_causal=is_causal, **kwargs)

@@ -4,7 +4,7 @@
 
 Two things go wrong if this is done as it reads, and real models meet both:
 
-1. t_n overflows. So each row is divided by its largest term exp(shift), and where even that ratio leaves the range of
+1. t_n overflows. So each query is divided by its largest term exp(shift), and where even that ratio leaves the range of
    float64, the terms are made from logarithms.
 2. For x < 0 the terms alternate, and w_n is lost in their rounding (x = -60: terms of 1e24, a sum of 1e-26). Up to n = |x| the
    last term leads and nothing is lost; from there on the sum is taken from the other end,
@@ -26,11 +26,11 @@ from torch import Tensor
 DEEP = -16.0  # below this score, plain float64 sums are off by more than 1e-10
 DEPTH = 14  # of the continued fraction: relative error below 1e-9 for y >= 16, n >= y
 SAFE = 600.0  # exp(-SAFE) is far from the end of float64
-NEGLIGIBLE = 45.0  # exp(-45) = 3e-20 of a row's sum of weights
+NEGLIGIBLE = 45.0  # exp(-45) = 3e-20 of a query's sum of weights
 
 
 class Step(NamedTuple):
-    """Order n of a tile: its terms and, at the orders asked for, the sum so far; both (rows, keys), times exp(-shift)."""
+    """Order n of a tile: its terms and, at the orders asked for, the sum so far; both (queries, keys), times exp(-shift)."""
 
     order: int
     term: Tensor
@@ -62,7 +62,7 @@ def last_useful(size: float, smallest_sum: float, top: int) -> int:
 
 
 def partial_sums(x: Tensor, seen: Tensor, shift: Tensor, orders: Sequence[int], last: int) -> Iterator[Step]:
-    """Orders 0 .. last of a tile x (rows, keys), ``seen`` bool, shift (rows, 1). The tensors are overwritten by the next step.
+    """Orders 0 .. last of a tile x (queries, keys), ``seen`` bool, shift (queries, 1). The tensors are overwritten by the next step.
 
     >>> x = torch.tensor([[-60.0, 1.0]], dtype=torch.float64)
     >>> steps = partial_sums(x, x == x, largest_term(x.abs().amax(1, keepdim=True), 128), [128], 128)

@@ -28,8 +28,7 @@ def take_row(scale: Scale, folder: Path) -> dict[str, Any] | None:
 
     from ..lab.data import prepare
     from ..lab.train import quieten
-    from ..microscope.probe import scoped
-    from ..microscope.tiles import Call
+    from ..microscope.probe import Call, scoped
     from ..models.loading import load_model, load_tokenizer
 
     config = source(scale, folder)
