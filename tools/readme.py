@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BENCH = json.loads((ROOT / "results/bench/bench.json").read_text())
-SUMMARY = json.loads((ROOT / "results/cpu/summary.json").read_text())
+SUMMARY = json.loads((ROOT / "results/early/summary.json").read_text())
 FOLDERS = {
     "src/softmax_rnn": "the library",
     "src/softmax_rnn/ops": "attention in its equivalent forms",

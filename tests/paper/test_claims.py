@@ -13,17 +13,20 @@ from softmax_rnn.paper.claims import (
     INFINITE,
     MARGIN,
     Claim,
+    as_stable,
     conclude,
     gap_does_not_grow,
     interval,
     judge,
+    less_stable,
     matches,
     more_spikes,
+    no_more_spikes,
     run_test,
     worse,
 )
 from softmax_rnn.paper.results import Results
-from softmax_rnn.paper.scales import SCALES, Cell
+from softmax_rnn.paper.scales import GRID, LARGE, LONG, SCALES, Cell
 
 from .made import write_run
 
@@ -61,6 +64,7 @@ def test_a_verdict_is_where_the_interval_lies(a: float, b: float, c: float, d: f
     ("losses", "verdict"),
     [
         ([0.01, -0.01, 0.0], "holds"),  # hardly any spread, around zero
+        ([-0.20, -0.21, -0.19], "holds"),  # better is not a failure
         ([0.20, 0.21, 0.19], "does not hold"),
         ([0.03, 0.00, 0.10], "inconclusive"),
         ([0.0], "inconclusive"),  # one seed, and two missing
@@ -119,12 +123,12 @@ def test_means_over_corpora_and_gaps_of_gaps(tmp_path: Path) -> None:
             write_run(tmp_path, CPU, Cell("softmax", corpus, seed=seed), 3.0)
             write_run(tmp_path, CPU, Cell("norm", corpus, seed=seed), 3.0 + 0.3 * number)
             if corpus == CPU.main:
-                write_run(tmp_path, CPU, Cell("softmax", corpus, "large", seed), 2.0)
-                write_run(tmp_path, CPU, Cell("norm", corpus, "large", seed), 2.5)
+                write_run(tmp_path, CPU, Cell("softmax", corpus, LARGE, seed), 2.0)
+                write_run(tmp_path, CPU, Cell("norm", corpus, LARGE, seed), 2.5)
     results = Results(CPU, tmp_path, range(2))
     assert run_test(matches("norm", "softmax", where="all"), results).mean == pytest.approx(0.3)
     at_main = 0.3 * list(CPU.corpora).index(CPU.main)
-    assert run_test(gap_does_not_grow("norm", "softmax", "large"), results).mean == pytest.approx(0.5 - at_main)
+    assert run_test(gap_does_not_grow("norm", "softmax", LARGE), results).mean == pytest.approx(0.5 - at_main)
 
 
 def test_one_refuted_test_refutes_and_one_open_test_leaves_open(tmp_path: Path) -> None:
@@ -139,8 +143,48 @@ def test_one_refuted_test_refutes_and_one_open_test_leaves_open(tmp_path: Path) 
 
 
 def test_a_claim_names_its_runs_once() -> None:
-    claim = Claim(
-        "x", "4", "x", (worse("gate", "softmax"), worse("norm", "softmax"), matches("norm", "softmax", "long"))
-    )
+    claim = Claim("x", "4", "x", (worse("gate", "softmax"), worse("norm", "softmax"), matches("norm", "softmax", LONG)))
     cells = claim.cells(CPU, [0, 1])
     assert len(cells) == len(set(cells)) == 10
+
+
+@pytest.mark.parametrize(
+    ("losses", "equivalent"), [([0.01, -0.01, 0.0], "holds"), ([-0.20, -0.21, -0.19], "does not hold")]
+)
+def test_equivalence_is_computed_beside(tmp_path: Path, losses: list[float], equivalent: str) -> None:
+    for seed, loss in enumerate(losses):
+        write_run(tmp_path, CPU, Cell("softmax", CPU.main, seed=seed), 3.0)
+        write_run(tmp_path, CPU, Cell("norm", CPU.main, seed=seed), 3.0 + loss)
+    judgement = run_test(matches("norm", "softmax"), Results(CPU, tmp_path, range(3)))
+    assert (judgement.verdict, judgement.equivalent) == ("holds", equivalent)
+
+
+def test_without_a_single_spike_nothing_can_be_said(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path, CPU, Cell("softmax", CPU.main, seed=seed), 3.0)
+        write_run(tmp_path, CPU, Cell("norm", CPU.main, seed=seed), 3.0)
+        write_run(tmp_path, CPU, Cell("gate", CPU.main, seed=seed), 3.0, spikes=1)
+    results = Results(CPU, tmp_path, range(3))
+    silent = [run_test(test, results) for test in (no_more_spikes("norm", "softmax"), more_spikes("norm", "softmax"))]
+    assert [judgement.verdict for judgement in silent] == ["not testable here"] * 2
+    seen = run_test(no_more_spikes("softmax", "gate"), results)
+    assert seen.verdict == "holds"
+    assert conclude([seen, silent[0]]) == "not testable here"
+    assert conclude([run_test(worse("norm", "softmax"), results), silent[0]]) == "does not hold"
+
+
+def test_the_sensitivity_is_the_mean_excess_over_the_best(tmp_path: Path) -> None:
+    losses = {
+        "steady": [3.0, 3.0, 3.0, 3.0, 3.0],
+        "shaky": [3.5, 3.0, 3.0, 6.0, 9.0],
+    }  # 9 is worse than knowing nothing
+    for seed in range(2):
+        for name, values in losses.items():
+            for setting, loss in zip(GRID, values, strict=True):
+                write_run(tmp_path, CPU, Cell(name, CPU.main, setting, seed), loss)
+    results, worst = Results(CPU, tmp_path, range(2)), math.log(1024)
+    outcome = run_test(less_stable("shaky", "steady"), results)
+    assert outcome.mean == pytest.approx((0.5 + 3.0 + worst - 3.0) / 5)
+    assert outcome.verdict == "holds"
+    assert run_test(as_stable("steady", "shaky"), results).verdict == "holds"
+    assert run_test(as_stable("shaky", "steady"), results).verdict == "does not hold"

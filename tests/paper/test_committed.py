@@ -16,7 +16,7 @@ from tests.report.browser import Browser, browser
 __all__ = ["browser"]  # the fixture
 
 ROOT = Path(__file__).parents[2]
-FOLDER = Path("results/cpu")
+FOLDER = Path("results/early")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_the_figures_show_these_numbers(committed: dict) -> None:
 
 def test_the_readme_shows_these_verdicts(committed: dict) -> None:
     readme = (ROOT / "README.md").read_text()
-    assert "results/cpu/figures/headline.svg" in readme
+    assert "results/early/figures/headline.svg" in readme
     for claim in committed["claims"]:
         row = next(line for line in readme.splitlines() if claim["sentence"] in line and line.startswith("|"))
         assert row.split("|")[3].strip(" *") == claim["verdict"]

@@ -15,7 +15,7 @@ from softmax_rnn.paper.catalog import FIGURES, of_scale
 from softmax_rnn.paper.estimate import GPUS, cost, reproduce
 from softmax_rnn.paper.figures import LOOK, color, label
 from softmax_rnn.paper.reproduce import plan, read_options
-from softmax_rnn.paper.scales import SCALES, Cell
+from softmax_rnn.paper.scales import BASE, CHANGES, LARGE, LONG, SCALES, Cell, mechanism_of
 
 
 @pytest.mark.parametrize("name", SCALES)
@@ -33,7 +33,7 @@ def test_every_mechanism_exists_and_has_a_name(figure) -> None:
     for panel in figure.panels(scale):
         assert len({label(name) for name in panel.mechanisms}) == len(panel.mechanisms)
         for name in panel.mechanisms:
-            sr.mechanism(name)
+            assert isinstance(mechanism_of(name), sr.Mechanism)
             assert name in LOOK or "order" in label(name)
             assert color(name).startswith("#")
 
@@ -54,9 +54,7 @@ def test_expanded_figures_need_no_further_runs() -> None:
 
 def test_the_papers_scale_is_appendix_d() -> None:
     scale = SCALES["paper"]
-    base, large, long = (
-        scale.config(Cell("norm", "pile", variant), Path("x")) for variant in ("base", "large", "long")
-    )  # type: ignore[arg-type]
+    base, large, long = (scale.config(Cell("norm", "pile", variant), Path("x")) for variant in (BASE, LARGE, LONG))
     assert [cost(c).parameters for c in (base, large, long)] == [
         parameter_count("small"), parameter_count("large"), parameter_count("small"),
     ]  # fmt: skip
@@ -77,8 +75,8 @@ def test_the_papers_scale_is_appendix_d() -> None:
         "gated",
         0.001,
     )
-    for config, variant in ((base, "base"), (large, "large"), (long, "long")):
-        micro_batch(config, GPUS[variant])  # refuses a batch that cannot be dealt out
+    for config, size in ((base, "base"), (large, "large"), (long, "long")):
+        micro_batch(config, GPUS[size])  # refuses a batch that cannot be dealt out
 
 
 def test_dry_runs_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +86,7 @@ def test_dry_runs_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for part in (
         "torchrun --nproc-per-node 4 -m softmax_rnn.lab.train --preset paper-large --name norm-fineweb-large-0",
         "torchrun --nproc-per-node 6 -m softmax_rnn.lab.train --preset paper-long",
-        f"softmax-rnn reproduce fig3 --scale paper --seeds 2 --out {out} --variant large --slurm",
+        f"softmax-rnn reproduce fig3 --scale paper --seeds 2 --out {out} --size large --slurm",
         "GPU hours",
         "275,293,184",
         "FLOPs",
@@ -116,8 +114,9 @@ def test_printed_commands_can_be_typed(tmp_path: Path, figure: str, scale: str, 
         (["fig2", "--jobs", "0"], "--jobs must be positive"),
         (["quick", "--scale", "paper"], "quick is a scale of its own"),
         (["fig2", "--scale", "paper"], "runs under torchrun or SLURM"),
-        (["fig2", "--scale", "paper", "--slurm"], "--variant base, large or long"),
-        (["fig2", "--variant", "large"], "fig2 has no runs of the size large"),
+        (["fig2", "--scale", "paper", "--slurm"], "--size base, large or long"),
+        (["fig2", "--variant", "large"], "fig2 has no runs of the size large"),  # the option's first name
+        (["stability", "--scale", "paper"], "has no figure 'stability'"),
     ],
 )
 def test_wrong_input_is_one_sentence(
@@ -129,3 +128,20 @@ def test_wrong_input_is_one_sentence(
     assert says in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_changes_reach_the_model(tmp_path: Path) -> None:
+    """What the norm experiment is about: clamps gone, and norms that start 1/√d or √d times as large."""
+    scale = SCALES["cpu"]
+    free = scale.config(Cell("rms_small_free", "sotu"), tmp_path).model
+    assert free.value() == mechanism_of("rms_free") == sr.Mechanism(sr.Exp(), sr.Unnormalised(), norm="rms")
+    assert free.overrides["norm_scale"] == 0.25
+    large = scale.config(Cell("norm_large", "sotu"), tmp_path).model
+    assert (large.mechanism, large.overrides["norm_scale"]) == ("norm", 4.0)
+    assert all(name in LOOK for name in CHANGES)
+    for config, size in ((free, 0.25), (large, 4.0)):
+        settings = {**SCALES["cpu"].recipe("base").model.overrides, "vocab_size": 300, "norm_scale": size}
+        model = sr.SoftmaxRnnForCausalLM(sr.SoftmaxRnnConfig(mechanism=config.mechanism, **settings))
+        layer = model.model.layers[0].self_attn
+        start = layer.norm_factor if layer.out_norm is None else layer.out_norm.weight.detach()[3].item()
+        assert start == size

@@ -50,6 +50,10 @@ def _stdlib_files() -> list[Path]:
     return sorted(p for p in root.rglob("*.py") if not outside & set(p.relative_to(root).parts))
 
 
+def _sympy_files() -> list[Path]:
+    return [p for p in _package_files("sympy", "**/*.py") if "tests" not in p.parts]
+
+
 def _package_files(package: str, *patterns: str) -> list[Path]:
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
@@ -76,6 +80,8 @@ PACKAGED = {
         ),
         split=r"(?m)^(?=X:)",
     ),
+    # SymPy, which comes with torch: mathematics written in Python. BSD licence.
+    "sympy": _Packaged("BSD-3-Clause", _sympy_files),
 }
 
 # The paper's three: the authors' names on the hub.

@@ -34,7 +34,7 @@ class DataConfig:
     """Which text, and how it is cut into batches.
 
     Args:
-        source: a built-in corpus (stdlib, sotu, tunes, fineweb, slimpajama, pile), a file, folder or glob, or a hub name owner/dataset.
+        source: a built-in corpus (stdlib, sympy, sotu, tunes, fineweb, slimpajama, pile), a file, folder, glob, or hub name owner/dataset.
         subset: the hub dataset's configuration, where it has several.
         column: the field that holds the text, in .jsonl, .parquet and hub datasets.
         length: tokens per row, at most.

@@ -7,7 +7,7 @@
 Parameters beyond Llama's exist only where the mechanism asks for them, under the names of the authors' code:
 
     in_gate_proj, out_gate_proj    weights std 0.02, biases 0, so that every gate starts at 1/2
-    out_norm                       weight 1, bias 0
+    out_norm                       weight ``norm_scale`` (1), bias 0; the L2 norm, without a weight, is multiplied by it
     norm_const                     the length exponent c in t ** sigmoid(c), 0.5
 """
 
@@ -83,6 +83,7 @@ class SoftmaxRnnAttention(LlamaAttention):
         self.out_norm: nn.LayerNorm | nn.RMSNorm | None = None
         if learned:
             self.out_norm = (nn.LayerNorm if "bias" in learned else nn.RMSNorm)(self.head_dim)
+        self.norm_factor = config.norm_scale if m.norm == "l2" else 1.0
         self.norm_const: nn.Parameter | None = None
         if m.denominator.needs_exponent:
             self.norm_const = nn.Parameter(torch.full((1, heads, 1, 1), LENGTH_EXPONENT))
@@ -109,6 +110,8 @@ class SoftmaxRnnAttention(LlamaAttention):
         q, k, v = self.adjust(q, k, v, past_key_values)
         causal = kwargs.get("is_causal")
         out = self.attend(q, k, v, attention_mask, past_key_values, causal is not False, self.options(hidden_states))
+        if self.norm_factor != 1.0:
+            out = out * self.norm_factor
         return self.o_proj(out.transpose(1, 2).reshape(*hidden_states.shape[:-1], -1)), None
 
     def adjust(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -32,6 +32,8 @@ class SoftmaxRnnConfig(LlamaConfig):
         mechanism: a preset's name, a ``Mechanism`` (or its ``to_dict``), or a list of these, one per layer.
         use_cache: whether a plain forward pass returns a cache. Unlike Llama's it does not unless asked (``generate``
             asks): without a cache each mechanism takes its cheapest form, and packed documents are recognised.
+        norm_scale: how large the output of the mechanism's norm starts: the first weight of RMS and layer norm, and a fixed
+            factor of the L2 norm, which has no weight.
         authors_cosine: set by ``load_authors`` only, for ``linear_cosine`` as the authors' code computes it.
 
     >>> SoftmaxRnnConfig(mechanism="taylor2").layer_mechanisms()[0] == resolve("taylor2")
@@ -42,6 +44,7 @@ class SoftmaxRnnConfig(LlamaConfig):
 
     mechanism: Any = "softmax"
     use_cache: bool = False
+    norm_scale: float = 1.0
     authors_cosine: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -117,6 +120,9 @@ class SoftmaxRnnForCausalLM(LlamaForCausalLM):
         # transformers would copy the config's, which is about forward passes.
         self.generation_config.use_cache = True
         self.post_init()
+        for layer in self.model.layers:  # after post_init, which sets the weights of all norms to 1
+            if layer.self_attn.out_norm is not None:
+                init.constant_(layer.self_attn.out_norm.weight, config.norm_scale)
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """There is one implementation, the mechanism; its name brings our masks with it."""

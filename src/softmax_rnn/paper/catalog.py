@@ -1,24 +1,24 @@
-"""All figures by name, and what a scale's report is made of."""
+"""All figures by name, and which of them a scale has."""
 
 from __future__ import annotations
 
 from ..errors import UserError
-from . import fig2, fig3, fig4, fig5, fig6, quick
-from .expanded import FIG8, FIG9
+from .experiments import FIG2, FIG3, FIG4, FIG5, FIG6, FIG8, FIG9, QUICK
 from .figures import Figure
+from .followups import STABILITY, WHY
 from .scales import Scale
 
 FIGURES: dict[str, Figure] = {
-    figure.name: figure
-    for figure in (
-        quick.FIGURE, fig2.FIGURE, fig3.FIGURE, fig4.FIGURE, fig5.FIGURE, fig6.FIGURE, FIG8, FIG9,
-    )
-}  # fmt: skip
+    figure.name: figure for figure in (QUICK, FIG2, FIG3, FIG4, FIG5, FIG6, STABILITY, WHY, FIG8, FIG9)
+}
+OURS = ("stability", "norms")  # only at the laptop scale
 
 
 def of_scale(scale: Scale) -> list[Figure]:
     """The figures of a scale, in the order of the paper."""
-    return [figure for figure in FIGURES.values() if (figure.name == "quick") == (scale.name == "quick")]
+    if scale.name == "quick":
+        return [QUICK]
+    return [f for f in FIGURES.values() if f.name != "quick" and (f.name not in OURS or scale.name == "cpu")]
 
 
 def choose(name: str, scale: Scale) -> list[Figure]:
@@ -27,4 +27,6 @@ def choose(name: str, scale: Scale) -> list[Figure]:
         return of_scale(scale)
     if name not in FIGURES:
         raise UserError(f"Unknown figure {name!r}; figures are {', '.join(FIGURES)} and all.")
+    if FIGURES[name] not in of_scale(scale):
+        raise UserError(f"The scale {scale.name} has no figure {name!r}: it is for --scale cpu.")
     return [FIGURES[name]]

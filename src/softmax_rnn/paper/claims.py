@@ -1,11 +1,17 @@
-"""Claims as code: a sentence of the paper, a statistic fixed beforehand, and a verdict that is computed.
+"""Claims as code: a sentence, a statistic that was fixed before the runs, and a verdict that is computed.
 
-A **test** is a sum of final losses (or spike counts) with signs, for example norm - softmax, taken seed by seed: two runs with
-one seed see the same batches, and begin with the same weights unless one of them has gates. Its 95% Student-t interval over the
-seeds lies inside the region that the claim names (holds), outside of it (does not hold), or across its border (inconclusive,
-as it is while a seed is missing). A claim holds if all its tests do, and does not if one of them does not.
+A **test** is a signed sum over mechanisms, for example norm - softmax, taken seed by seed: two runs with one seed see the same
+batches, and begin with the same weights unless one of them has gates. What is summed is the final test loss, the number of loss
+spikes in a run, or the sensitivity to the learning rate. The 95% Student-t interval over the seeds is compared with the region
+that the claim names: inside (holds), outside (does not hold), or across its border (inconclusive, as it is while a seed is
+missing). Where no run of a spike test has a single spike, nothing could have been seen: not testable here.
 
-``MARGIN`` is the difference that counts, in nats per token: 3% of perplexity. "Matches" means within it, "worse" beyond it.
+``MARGIN`` is the difference in loss that counts, in nats per token: 3% of perplexity. "Matches" means not worse by more than
+that; whether the two are equivalent (neither worse nor better by more) is computed beside it and decides nothing.
+
+The **sensitivity** (Wortsman et al. 2023) of a mechanism is its final loss, averaged over learning rates from 1e-3 to 1e-1, minus
+its loss at the best of them. No loss counts as more than that of a model that knows nothing, ln(vocabulary): a run that diverged
+has that. ``LEEWAY`` is the difference in sensitivity that counts.
 """
 
 from __future__ import annotations
@@ -16,78 +22,91 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from .scales import Cell, Scale, Variant
+from .scales import BASE, GRID, Cell, Scale, Setting
 
 if TYPE_CHECKING:
     from .results import Results
 
-Metric = Literal["test_loss", "spikes"]
-Verdict = Literal["holds", "does not hold", "inconclusive", "not run"]
+Metric = Literal["test_loss", "spikes", "sensitivity"]
+Verdict = Literal["holds", "does not hold", "inconclusive", "not testable here", "not run"]
 Where = Literal["main", "all"]
+Region = tuple[float, float]
 
 MARGIN = 0.03
+LEEWAY = 0.1
 INFINITE = math.inf
+UNITS = {"test_loss": "nats", "spikes": "spikes per run", "sensitivity": "nats"}
 # Two-sided 95% points of Student's t by degrees of freedom; more than nine take the last, which is on the safe side.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 @dataclass(frozen=True)
 class Term:
-    """A signed summand: the final value of a mechanism, on the main corpus or the mean over all."""
+    """A signed summand: a mechanism in one or several settings, on the main corpus or on all."""
 
     weight: float
     mechanism: str
-    variant: Variant = "base"
+    settings: tuple[Setting, ...] = (BASE,)
     where: Where = "main"
 
     def cells(self, scale: Scale, seed: int) -> list[Cell]:
         """The runs it needs."""
         corpora = [scale.main] if self.where == "main" else list(scale.corpora)
-        return [Cell(self.mechanism, corpus, self.variant, seed) for corpus in corpora]
+        return [Cell(self.mechanism, corpus, setting, seed) for corpus in corpora for setting in self.settings]
 
 
 @dataclass(frozen=True)
 class Test:
-    """What is computed from each seed, and where its interval must lie."""
+    """What is computed from each seed, where its interval must lie, and for "matches" where it would be equivalent."""
 
     text: str
     terms: tuple[Term, ...]
-    region: tuple[float, float]
+    region: Region
     metric: Metric = "test_loss"
+    equivalence: Region | None = None
 
-    @property
-    def unit(self) -> str:
-        """Of the statistic."""
-        return "spikes per run" if self.metric == "spikes" else "nats"
+    def cells(self, scale: Scale, seed: int) -> list[Cell]:
+        """The runs of one seed."""
+        return [cell for term in self.terms for cell in term.cells(scale, seed)]
 
     def value(self, results: Results, seed: int) -> float | None:
-        """The statistic of one seed; None if a run is missing. A run that diverged has an infinite loss."""
+        """The statistic of one seed; None if a run is missing."""
         total = 0.0
         for term in self.terms:
-            values = [results.final(cell, self.metric) for cell in term.cells(results.scale, seed)]
-            if any(value is None for value in values):
+            cells = term.cells(results.scale, seed)
+            values = [results.final(cell, "spikes" if self.metric == "spikes" else "test_loss") for cell in cells]
+            found = [value for value in values if value is not None]
+            if len(found) < len(values):
                 return None
-            total += term.weight * statistics.fmean(value for value in values if value is not None)
+            worst = math.log(results.scale.recipe("base").tokenizer.vocab)
+            total += term.weight * (
+                sensitivity(found, worst) if self.metric == "sensitivity" else statistics.fmean(found)
+            )
         return total
+
+    def silent(self, results: Results) -> bool:
+        """True if it counts spikes and no run has any."""
+        cells = [cell for seed in results.seeds for cell in self.cells(results.scale, seed)]
+        return self.metric == "spikes" and not any(results.final(cell, "spikes") for cell in cells)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper that its experiments support, in our words."""
+    """A sentence that the experiments can decide: of the paper, in our words, or (``ours``) about our own question."""
 
     name: str
     section: str
     sentence: str
     tests: tuple[Test, ...]
+    ours: bool = False
 
     def cells(self, scale: Scale, seeds: Sequence[int]) -> list[Cell]:
         """The runs it needs, each once."""
-        found = [c for test in self.tests for term in test.terms for seed in seeds for c in term.cells(scale, seed)]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(c for test in self.tests for seed in seeds for c in test.cells(scale, seed)))
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Judgement:
     """A test after the runs."""
 
     test: Test
@@ -97,6 +116,17 @@ class Outcome:
     high: float | None
     verdict: Verdict
     note: str | None = None
+    equivalent: Verdict | None = None
+
+
+def sensitivity(losses: Sequence[float], worst: float) -> float:
+    """The mean loss over the learning rates minus the lowest, where no loss counts as more than ``worst``.
+
+    >>> sensitivity([2.0, 3.0, INFINITE], worst=7.0)
+    2.0
+    """
+    counted = [min(loss, worst) for loss in losses]
+    return statistics.fmean(counted) - min(counted)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -117,7 +147,7 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-def judge(low: float, high: float, region: tuple[float, float]) -> Verdict:
+def judge(low: float, high: float, region: Region) -> Verdict:
     """Where an interval lies with respect to a region.
 
     >>> judge(0.05, 0.2, (0.03, INFINITE)), judge(-0.1, 0.0, (0.03, INFINITE)), judge(0.0, 0.1, (0.03, INFINITE))
@@ -130,12 +160,25 @@ def judge(low: float, high: float, region: tuple[float, float]) -> Verdict:
     return "inconclusive"
 
 
-def run_test(test: Test, results: Results) -> Outcome:
+def run_test(test: Test, results: Results) -> Judgement:
     """Compute a test from the runs that are there."""
     found = {seed: test.value(results, seed) for seed in results.seeds}
     missing = [seed for seed, value in found.items() if value is None]
     both = [seed for seed, value in found.items() if value is not None and math.isnan(value)]  # infinite - infinite
     values = {seed: value for seed, value in found.items() if value is not None and seed not in both}
+    note = _note(values, missing, both)
+    if not values:
+        return Judgement(test, {}, None, None, None, "inconclusive" if both else "not run", note if both else None)
+    mean, low, high = interval(list(values.values()))
+    if missing or both:
+        return Judgement(test, values, mean, low, high, "inconclusive", note)
+    if test.silent(results):
+        return Judgement(test, values, mean, low, high, "not testable here", "no run had a loss spike")
+    equivalent = None if test.equivalence is None else judge(low, high, test.equivalence)
+    return Judgement(test, values, mean, low, high, judge(low, high, test.region), note, equivalent)
+
+
+def _note(values: dict[int, float], missing: list[int], both: list[int]) -> str | None:
     notes = []
     if any(math.isinf(value) for value in values.values()):
         notes.append("a run diverged: its loss counts as infinite")
@@ -145,60 +188,85 @@ def run_test(test: Test, results: Results) -> Outcome:
         notes.append("one seed has no interval")
     if missing:
         notes.append(f"without seed {', '.join(map(str, missing))}")
-    note = "; ".join(notes) or None
-    if not values:
-        return Outcome(test, {}, None, None, None, "inconclusive" if both else "not run", note if both else None)
-    mean, low, high = interval(list(values.values()))
-    verdict = "inconclusive" if missing or both else judge(low, high, test.region)
-    return Outcome(test, values, mean, low, high, verdict, note)
+    return "; ".join(notes) or None
 
 
-def conclude(outcomes: Sequence[Outcome]) -> Verdict:
-    """The verdict on a claim from those on its tests: one refuted test refutes it, one missing leaves it open."""
-    verdicts = {outcome.verdict for outcome in outcomes}
+def conclude(judgements: Sequence[Judgement]) -> Verdict:
+    """The verdict on a claim: one refuted test refutes it; else an open test leaves it open, a silent one untestable."""
+    verdicts = {judgement.verdict for judgement in judgements}
     if "does not hold" in verdicts:
         return "does not hold"
-    if verdicts == {"holds"}:
-        return "holds"
-    return "not run" if verdicts == {"not run"} else "inconclusive"
+    if verdicts == {"not run"}:
+        return "not run"
+    if verdicts & {"inconclusive", "not run"}:
+        return "inconclusive"
+    return "not testable here" if "not testable here" in verdicts else "holds"
 
 
-def _difference(a: str, b: str, variant: Variant, where: Where) -> tuple[Term, Term]:
-    return Term(1.0, a, variant, where), Term(-1.0, b, variant, where)
+# The kinds of tests. A name such as norm - softmax is a difference of what the metric says.
 
 
-def _text(a: str, b: str, variant: Variant, where: Where, metric: Metric = "test_loss") -> str:
-    place = {"base": "", "large": ", larger model", "long": ", longer rows"}[variant]
-    return f"{a} − {b}{place}{', mean over the corpora' if where == 'all' else ''}, {metric.replace('_', ' ')}"
+def _difference(
+    a: str, b: str, setting: Setting, where: Where, region: Region, metric: Metric = "test_loss", equal: bool = False
+) -> Test:
+    place = {"base": "", "large": ", larger model", "long": ", longer rows", "short": ""}[setting.size]
+    text = f"{a} − {b}{place}{', mean over the corpora' if where == 'all' else ''}, {metric.replace('_', ' ')}"
+    terms = Term(1.0, a, (setting,), where), Term(-1.0, b, (setting,), where)
+    return Test(text, terms, region, metric, (-MARGIN, MARGIN) if equal else None)
 
 
-def matches(a: str, b: str, variant: Variant = "base", where: Where = "main") -> Test:
-    """The loss of ``a`` is that of ``b``, within the margin."""
-    return Test(_text(a, b, variant, where), _difference(a, b, variant, where), (-MARGIN, MARGIN))
+def matches(a: str, b: str, setting: Setting = BASE, where: Where = "main") -> Test:
+    """The loss of ``a`` is not above that of ``b`` by more than the margin; beside it, whether it is also not below."""
+    return _difference(a, b, setting, where, (-INFINITE, MARGIN), equal=True)
 
 
-def worse(a: str, b: str, variant: Variant = "base", where: Where = "main", by: float = MARGIN) -> Test:
+def worse(a: str, b: str, setting: Setting = BASE, where: Where = "main", by: float = MARGIN) -> Test:
     """The loss of ``a`` is above that of ``b`` by more than the margin, or by more than ``by``."""
-    return Test(_text(a, b, variant, where), _difference(a, b, variant, where), (by, INFINITE))
+    return _difference(a, b, setting, where, (by, INFINITE))
 
 
 def not_better(a: str, b: str) -> Test:
     """The loss of ``a`` is not below that of ``b`` by more than the margin."""
-    return Test(_text(a, b, "base", "main"), _difference(a, b, "base", "main"), (-MARGIN, INFINITE))
+    return _difference(a, b, BASE, "main", (-MARGIN, INFINITE))
 
 
-def more_spikes(a: str, b: str, variant: Variant = "base", where: Where = "main") -> Test:
+def more_spikes(a: str, b: str, setting: Setting = BASE, where: Where = "main") -> Test:
     """``a`` has at least one loss spike more than ``b`` in every second run."""
-    return Test(_text(a, b, variant, where, "spikes"), _difference(a, b, variant, where), (0.5, INFINITE), "spikes")
+    return _difference(a, b, setting, where, (0.5, INFINITE), "spikes")
 
 
 def no_more_spikes(a: str, b: str, where: Where = "main") -> Test:
     """``a`` has no more loss spikes than ``b``."""
-    return Test(_text(a, b, "base", where, "spikes"), _difference(a, b, "base", where), (-INFINITE, 0.0), "spikes")
+    return _difference(a, b, BASE, where, (-INFINITE, 0.0), "spikes")
 
 
-def gap_does_not_grow(a: str, b: str, variant: Variant) -> Test:
+def gap_does_not_grow(a: str, b: str, setting: Setting) -> Test:
     """The loss of ``a`` above that of ``b`` is no more than at the base setting, within the margin."""
-    terms = (*_difference(a, b, variant, "main"), Term(-1.0, a), Term(1.0, b))
-    grown = {"base": "", "large": "larger model", "long": "longer rows"}[variant]
+    terms = (Term(1.0, a, (setting,)), Term(-1.0, b, (setting,)), Term(-1.0, a), Term(1.0, b))
+    grown = {"large": "larger model", "long": "longer rows"}[setting.size]
     return Test(f"({a} − {b}, {grown}) − ({a} − {b}), test loss", terms, (-INFINITE, MARGIN))
+
+
+Settings = tuple[Setting, ...]
+
+
+def _over_rates(metric: Metric, a: str, b: str, region: Region, how: tuple[Settings, Settings], equal: bool) -> Test:
+    names = [name + ("" if all(s.clip for s in grid) else " unclipped") for name, grid in zip((a, b), how, strict=True)]
+    text = f"{names[0]} − {names[1]}, {metric} over the learning rates"
+    terms = Term(1.0, a, how[0]), Term(-1.0, b, how[1])
+    return Test(text, terms, region, metric, (-LEEWAY, LEEWAY) if equal else None)
+
+
+def as_stable(a: str, b: str) -> Test:
+    """``a`` is not more sensitive to the learning rate than ``b`` by more than the leeway."""
+    return _over_rates("sensitivity", a, b, (-INFINITE, LEEWAY), (GRID, GRID), equal=True)
+
+
+def less_stable(a: str, b: str, how: tuple[Settings, Settings] = (GRID, GRID)) -> Test:
+    """``a`` is more sensitive to the learning rate than ``b``."""
+    return _over_rates("sensitivity", a, b, (0.0, INFINITE), how, equal=False)
+
+
+def more_spikes_over_rates(a: str, b: str, how: tuple[Settings, Settings] = (GRID, GRID)) -> Test:
+    """``a`` has at least one loss spike more than ``b`` in every second run, over all learning rates."""
+    return _over_rates("spikes", a, b, (0.5, INFINITE), how, equal=False)

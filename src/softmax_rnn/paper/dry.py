@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from pathlib import Path
 
 from .estimate import Cost, cost, slurm, torchrun
@@ -41,5 +40,5 @@ def _commands(figure: str, scale: Scale, cells: list[Cell], out: Path, seeds: in
     for cell in cells:
         print(torchrun(scale, cell, out / "runs"))
     print("\nOr as SLURM job arrays:\n")
-    for variant in Counter(cell.variant for cell in cells):
-        print(slurm(figure, scale, out, seeds, variant))
+    for size in dict.fromkeys(cell.setting.size for cell in cells):
+        print(slurm(figure, scale, out, seeds, size))

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..lab.config import RunConfig
-from .scales import Cell, Scale, Variant
+from .scales import Cell, Scale
 
 A100_FLOPS = 312e12  # dense bfloat16, NVIDIA's data sheet
 UTILISATION = 0.4
@@ -58,7 +58,8 @@ def _shape(size: str, overrides: tuple[tuple[str, int], ...], vocab: int) -> tup
 def torchrun(scale: Scale, cell: Cell, root: Path) -> str:
     """The command of one run of the paper's scale, with the number of GPUs that the paper used."""
     config = scale.config(cell, root)
-    preset = {"base": "paper", "large": "paper-large", "long": "paper-long"}[cell.variant]
+    size = cell.setting.size
+    preset = {"base": "paper", "large": "paper-large", "long": "paper-long"}[size]
     options = {
         "preset": preset,
         "name": config.name,
@@ -68,7 +69,7 @@ def torchrun(scale: Scale, cell: Cell, root: Path) -> str:
         "run.root": config.run.root,
     }
     words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
-    return f"torchrun --nproc-per-node {GPUS[cell.variant]} -m softmax_rnn.lab.train {shlex.join(words)}"
+    return f"torchrun --nproc-per-node {GPUS[size]} -m softmax_rnn.lab.train {shlex.join(words)}"
 
 
 def reproduce(figure: str, scale: Scale, out: Path, seeds: int, *more: str) -> str:
@@ -79,8 +80,6 @@ def reproduce(figure: str, scale: Scale, out: Path, seeds: int, *more: str) -> s
     return shlex.join([*words, "--out", str(out), *more])
 
 
-def slurm(figure: str, scale: Scale, out: Path, seeds: int, variant: Variant) -> str:
-    """The command that queues the runs of one variant as a job array."""
-    return reproduce(
-        figure, scale, out, seeds, "--variant", variant, "--slurm", "--minutes", "2880", "--partition", "NAME"
-    )
+def slurm(figure: str, scale: Scale, out: Path, seeds: int, size: str) -> str:
+    """The command that queues the runs of one size as a job array."""
+    return reproduce(figure, scale, out, seeds, "--size", size, "--slurm", "--minutes", "2880", "--partition", "NAME")

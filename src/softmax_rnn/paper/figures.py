@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .claims import Claim
-from .scales import Cell, Scale, Variant
+from .scales import BASE, Cell, Scale, Setting
 
 # One colour and label for a mechanism wherever it appears.
 LOOK = {
@@ -31,22 +31,38 @@ LOOK = {
     "rms_length": ("RMS norm ÷ length", "#8fb8dd"),
     "layer_length": ("layer norm ÷ length", "#93c9aa"),
     "relu_norm": ("ReLU kernel, L2 norm", "#8c8c8c"),
+    "norm_clamp": ("L2 norm, clamped", "#d1495b"),
+    "norm_large": ("L2 norm × √d", "#8a4fbf"),
+    "norm_large_clamp": ("L2 norm × √d, clamped", "#8a4fbf"),
+    "rms_small": ("RMS norm, weight 1/√d", "#c8860d"),
+    "layer_small": ("layer norm, weight 1/√d", "#8c8c8c"),
+    "rms_free": ("RMS norm, no clamp", "#2a78c2"),
+    "layer_free": ("layer norm, no clamp", "#2e8b57"),
+    "rms_small_free": ("RMS norm, weight 1/√d, no clamp", "#c8860d"),
+    "layer_small_free": ("layer norm, weight 1/√d, no clamp", "#8c8c8c"),
+    "gate_free": ("gate, no clamp", "#2a78c2"),
+    "length_free": ("÷ length, no clamp", "#c8860d"),
 }
 ORDERS = {0: "#c6dbef", 1: "#9ecae1", 2: "#6baed6", 4: "#3182bd", 10: "#08519c"}  # the darker, the more orders
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One corpus and one size, several mechanisms."""
+    """Several mechanisms on one corpus: their curves in one setting, or their final losses in several (learning rates)."""
 
     title: str
     corpus: str
     mechanisms: tuple[str, ...]
-    variant: Variant = "base"
+    settings: tuple[Setting, ...] = (BASE,)
 
     def cells(self, seeds: Sequence[int]) -> list[Cell]:
         """Its runs."""
-        return [Cell(name, self.corpus, self.variant, seed) for seed in seeds for name in self.mechanisms]
+        return [
+            Cell(name, self.corpus, setting, seed)
+            for seed in seeds
+            for name in self.mechanisms
+            for setting in self.settings
+        ]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import matplotlib
 from matplotlib import pyplot as plt
 
 from ..report.drawing import STYLE, save
-from .fig5 import FAMILIES
+from .experiments import FAMILIES
 
 GROUPS = {
     "denominator": ("softmax", "norm", "gate", "length", "undivided", "detach_sum"),

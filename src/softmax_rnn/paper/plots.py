@@ -38,7 +38,7 @@ def _plain(figure: dict[str, Any]) -> Any:
     )
     for column, panel in enumerate(panels):
         for row, kind in enumerate(("train", "test")):
-            _curves(axes[row][column], panel, kind, skip=0.04)
+            _curves(axes[row][column], panel, kind, skip=0.04 if panel["x_label"] == "tokens" else 0.0)
             axes[row][column].set_ylabel(f"{kind} loss" if column == 0 else "")
         axes[0][column].set_title(panel["title"])
         axes[1][column].set_xlabel(panel["x_label"])
@@ -85,7 +85,10 @@ def _curves(axis: Any, panel: dict[str, Any], kind: str, skip: float) -> None:
     axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0)))
     axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     axis.yaxis.set_minor_formatter(NullFormatter())
-    axis.xaxis.set_major_formatter(FuncFormatter(_count))
+    if panel["x_label"] == "tokens":
+        axis.xaxis.set_major_formatter(FuncFormatter(_count))
+    else:
+        axis.set_xscale("log")
 
 
 def _count(x: float, _: int) -> str:

@@ -70,7 +70,13 @@ def _print(summary: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    styles = {"holds": "green", "does not hold": "red", "inconclusive": "yellow", "not run": "dim"}
+    styles = {
+        "holds": "green",
+        "does not hold": "red",
+        "inconclusive": "yellow",
+        "not testable here": "cyan",
+        "not run": "dim",
+    }
     table = Table("section", "claim", "verdict", title=summary["setting"], title_justify="left")
     for claim in summary["claims"]:
         table.add_row(claim["section"], claim["sentence"], f"[{styles[claim['verdict']]}]{claim['verdict']}")

