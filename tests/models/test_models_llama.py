@@ -213,7 +213,7 @@ def test_unknown_mechanism_in_config_json(make, tmp_path):
 
 def test_other_implementations_are_refused(make, small, ids):
     with pytest.raises(sr.MechanismError, match="leave it out"):
-        SoftmaxRnnForCausalLM(SoftmaxRnnConfig(**small, attn_implementation="sdpa"))
+        SoftmaxRnnForCausalLM(SoftmaxRnnConfig(**small, attn_implementation="flash_attention_2"))
     model = make("norm")
     with pytest.raises(sr.MechanismError, match="output_attentions"):
         model(ids, output_attentions=True)

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, StaticLayer
 from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb
 
 from ..algebra import Mechanism
@@ -28,7 +28,7 @@ from ..norms import LEARNED
 from ..ops.api import attention
 from ..ops.state import KroneckerState, KVState, check_state_size
 from . import masks
-from .cache import KroneckerLayer
+from .cache import KroneckerLayer, Step
 
 LENGTH_EXPONENT = 0.5
 
@@ -108,8 +108,13 @@ class SoftmaxRnnAttention(LlamaAttention):
         if self.in_gate_proj is not None:
             v = v * self.in_gate_proj(hidden_states).sigmoid().mT[..., None]
         q, k, v = self.adjust(q, k, v, past_key_values)
-        causal = kwargs.get("is_causal")
-        out = self.attend(q, k, v, attention_mask, past_key_values, causal is not False, self.options(hidden_states))
+        mask = masks.read(attention_mask)
+        if kwargs.get("is_causal") is False:
+            out = self.both_ways(q, k, v, hidden_states, mask, past_key_values)
+        elif past_key_values is None:
+            out = attend(q, k, v, self.computed, mask.keep, mask.documents, **self.options(hidden_states))
+        else:
+            out = self.stream(q, k, v, hidden_states, mask, past_key_values)
         if self.norm_factor != 1.0:
             out = out * self.norm_factor
         return self.o_proj(out.transpose(1, 2).reshape(*hidden_states.shape[:-1], -1)), None
@@ -128,38 +133,51 @@ class SoftmaxRnnAttention(LlamaAttention):
             "length_exponent": None if self.norm_const is None else self.norm_const.flatten(),
         }
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        cache: Cache | None,
-        causal: bool,
-        options: dict[str, Any],
+    def both_ways(
+        self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, mask: masks.Mask, cache: Cache | None
     ) -> Tensor:
-        """Without a cache, with one that keeps keys and values, or with a state of constant size."""
-        keep, segments = masks.read(mask)
-        if not causal:
-            if cache is not None:
-                raise MechanismError("A cache is for causal attention: with is_causal=False say use_cache=False, too.")
-            return compute(q, k, v, self.computed, causal=False, key_padding_mask=keep, segment_ids=segments, **options)
-        if cache is None:
-            return attend(q, k, v, self.computed, keep, segments, **options)
+        """Every token sees every other one."""
+        if cache is not None:
+            raise MechanismError("A cache is for causal attention: with is_causal=False say use_cache=False, too.")
+        return compute(
+            q, k, v, self.computed, causal=False, key_padding_mask=mask.keep, segment_ids=mask.documents,
+            **self.options(hidden_states),
+        )  # fmt: skip
+
+    def stream(self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, mask: masks.Mask, cache: Cache) -> Tensor:
+        """After the tokens in a cache: of keys and values, or of a state of constant size."""
         layer = cache.layers[self.layer_idx] if self.layer_idx < len(cache.layers) else None
-        if not isinstance(layer, KroneckerLayer):
-            k, v = cache.update(k, v, self.layer_idx)
-            used = k.shape[2] if keep is None else keep.shape[1]  # a static cache has room for more
-            return attend(q, k[:, :, :used], v[:, :, :used], self.computed, keep, **options)
+        if isinstance(layer, KroneckerLayer):
+            step = self.step(q, k, v, hidden_states, mask, layer)
+            return cache.update(k, v, self.layer_idx, step)[0]
+        k, v = cache.update(k, v, self.layer_idx)
+        layer, room, what = cache.layers[self.layer_idx], k.shape[2], mask.what
+        if what is not None or isinstance(layer, StaticLayer):
+            keep = None if what is None else masks.columns(what == masks.KEY, 0, room)
+            keys = layer.get_seq_length() if isinstance(layer, StaticLayer) else room
+            what = masks.read(masks.places(keep, keys, room, k.shape[0], k.device)).what
+        k, v, keep = masks.in_use(k, v, what, q.shape[2])
+        return attend(q, k, v, self.computed, keep, **self.options(hidden_states))
+
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, mask: masks.Mask, layer: KroneckerLayer
+    ) -> Step:
+        """What a cache layer does with its state when these tokens, or the first of them, come."""
         if layer.state is None:
             self.check_state_size(q.shape[0])
-        new = None if keep is None else keep[:, -q.shape[2] :]
-        out, state = attention(
-            q, k, v, self.computed, key_padding_mask=new, state=layer.state, return_state=True, **options
-        )
-        assert isinstance(state, KroneckerState)
-        layer.state = state
-        return out
+        keep = mask.keep
+        if keep is not None:
+            keep = masks.columns(keep, layer.get_seq_length(), q.shape[2])
+
+        def run(state: KroneckerState | None, tokens: int | None) -> tuple[Tensor, KroneckerState]:
+            now = slice(tokens)
+            out, after = attention(
+                q[:, :, now], k[:, :, now], v[:, :, now], self.computed, state=state, return_state=True,
+                key_padding_mask=None if keep is None else keep[:, now], **self.options(hidden_states[:, now]),
+            )  # fmt: skip
+            return out, cast(KroneckerState, after)
+
+        return run
 
     def check_state_size(self, batch: int) -> None:
         """Refuse states that would not fit, of all layers like this one together, before the first is made."""

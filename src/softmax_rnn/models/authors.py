@@ -148,6 +148,6 @@ class AuthorsCosine(SoftmaxRnnAttention):
     def adjust(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
         """The defects; padding counts as a position, as it does in their evaluation."""
         assert self.norm_const is not None
-        seen = 0 if cache is None else int(cache.get_seq_length(self.layer_idx))
-        position = torch.arange(seen + 1, seen + v.shape[2] + 1, device=v.device, dtype=v.dtype)[:, None]
+        seen = 0 if cache is None else cache.get_seq_length(self.layer_idx)
+        position = (seen + torch.arange(1, v.shape[2] + 1, device=v.device)).to(v.dtype)[:, None]
         return F.normalize(q, dim=1), F.normalize(k, dim=1), v / position ** self.norm_const.sigmoid().to(v.dtype)

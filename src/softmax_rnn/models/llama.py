@@ -13,8 +13,18 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
+)
 from transformers import initialization as init
+from transformers.cache_utils import Cache
+from transformers.models.llama.modeling_llama import LlamaPreTrainedModel
 
 from ..algebra import Mechanism
 from ..errors import MechanismError, MechanismWarning
@@ -51,6 +61,8 @@ class SoftmaxRnnConfig(LlamaConfig):
         _check_heads(self)
         super().__post_init__(**kwargs)
         self.layer_mechanisms()
+        if isinstance(self.mechanism, list) and len(self.mechanism) > self.num_hidden_layers:
+            raise _wrong_number(self)
         if self.head_dim is None or self.head_dim % 2:
             raise MechanismError(f"head_dim must be even, because RoPE turns pairs of channels; got {self.head_dim}.")
         if self.attention_dropout:
@@ -66,14 +78,14 @@ class SoftmaxRnnConfig(LlamaConfig):
         given = self.mechanism
         if not isinstance(given, list):
             given = [given] * self.num_hidden_layers
-        if len(given) != self.num_hidden_layers:
-            raise MechanismError(
-                f"mechanism is a list of {len(given)}, but the model has {self.num_hidden_layers} layers: "
-                "give one for each layer."
-            )
+        if len(given) < self.num_hidden_layers:
+            raise _wrong_number(self)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MechanismWarning)  # was given when the mechanism was first made
-            return [Mechanism.from_dict(m) if isinstance(m, dict) else resolve(m) for m in given]
+            # A model may stop early for a while (``assistant_early_exit``): then fewer layers than were given.
+            return [
+                Mechanism.from_dict(m) if isinstance(m, dict) else resolve(m) for m in given[: self.num_hidden_layers]
+            ]
 
     @property
     def layer_types(self) -> list[str]:
@@ -82,6 +94,13 @@ class SoftmaxRnnConfig(LlamaConfig):
 
     def validate_layer_type(self) -> None:
         """Nothing to check: ``layer_types`` follows from the mechanism."""
+
+
+def _wrong_number(config: SoftmaxRnnConfig) -> MechanismError:
+    return MechanismError(
+        f"mechanism is a list of {len(config.mechanism)}, but the model has {config.num_hidden_layers} layers: "
+        "give one for each layer."
+    )
 
 
 def _check_heads(config: LlamaConfig) -> None:
@@ -103,44 +122,106 @@ def _plain(mechanism: Any) -> Any:
     return mechanism.to_dict() if isinstance(mechanism, Mechanism) else mechanism
 
 
-class SoftmaxRnnForCausalLM(LlamaForCausalLM):
-    """As ``LlamaForCausalLM``, with a ``SoftmaxRnnAttention`` in each layer. Initialised as Llama is, std 0.02.
-
-    >>> model = SoftmaxRnnForCausalLM.from_pretrained("runs/norm/checkpoint-1000")  # doctest: +SKIP
-    """
+class SoftmaxRnnPreTrainedModel(LlamaPreTrainedModel):
+    """What our models have in common: the mechanism computes the attention, whatever a script asks for."""
 
     config: SoftmaxRnnConfig
     config_class = SoftmaxRnnConfig
-    _supports_flash_attn = _supports_sdpa = _supports_flex_attn = False
-
-    def __init__(self, config: SoftmaxRnnConfig) -> None:
-        super().__init__(config)
-        for index, layer in enumerate(self.model.layers):
-            layer.self_attn = _attention_class(config)(config, index)
-        # transformers would copy the config's, which is about forward passes.
-        self.generation_config.use_cache = True
-        self.post_init()
-        for layer in self.model.layers:  # after post_init, which sets the weights of all norms to 1
-            if layer.self_attn.out_norm is not None:
-                init.constant_(layer.self_attn.out_norm.weight, config.norm_scale)
+    _supports_flash_attn = _supports_flex_attn = False
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """There is one implementation, the mechanism; its name brings our masks with it."""
-        if requested_attention not in (None, masks.NAME):
+        if requested_attention in ("sdpa", "eager"):  # many scripts always say so
+            text = f"attn_implementation={requested_attention!r} has no effect: the mechanism computes the attention."
+            warnings.warn(text, MechanismWarning, stacklevel=2)
+        elif requested_attention not in (None, masks.NAME):
             raise MechanismError(
                 f"attn_implementation={requested_attention!r} cannot compute mechanisms: leave it out, the mechanism decides."
             )
         return masks.NAME
 
-    @staticmethod
-    def create_masks_for_generate(attention_mask: Tensor | None = None, **_: Any) -> Tensor | None:
-        """Masks are made in the forward pass, static caches included."""
-        return attention_mask
-
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, SoftmaxRnnAttention) and module.norm_const is not None:
-            init.constant_(module.norm_const, LENGTH_EXPONENT)
+        if isinstance(module, SoftmaxRnnAttention):  # comes after its parts, whose norms now have weights of 1
+            if module.norm_const is not None:
+                init.constant_(module.norm_const, LENGTH_EXPONENT)
+            if module.out_norm is not None:
+                init.constant_(module.out_norm.weight, self.config.norm_scale)
+
+
+class SoftmaxRnnModel(SoftmaxRnnPreTrainedModel, LlamaModel):
+    """As ``LlamaModel``, with a ``SoftmaxRnnAttention`` in each layer, and masks that are never T x T."""
+
+    def __init__(self, config: SoftmaxRnnConfig) -> None:
+        super().__init__(config)
+        self.use_mechanism()
+        self.post_init()
+
+    def use_mechanism(self) -> None:
+        """Put our attention into the layers of a Llama."""
+        self.mechanism = self.config.mechanism
+        for index, layer in enumerate(self.layers):
+            layer.self_attn = _attention_class(self.config)(self.config, index)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As Llama's; ``attention_mask`` (batch, tokens) is about padding."""
+        if self.config.mechanism != self.mechanism:
+            raise MechanismError(
+                "config.mechanism was changed after the model was built, and its layers are of the old one: save the model "
+                "and load it with from_pretrained(folder, mechanism=...)."
+            )
+        if use_cache is None:
+            use_cache = self.config.use_cache
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        if given is not None:
+            batch, length = given.shape[:2]
+            attention_mask = masks.of_model(attention_mask, position_ids, past_key_values, length, batch)
+        return super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+
+
+class SoftmaxRnnForCausalLM(SoftmaxRnnPreTrainedModel, LlamaForCausalLM):
+    """As ``LlamaForCausalLM``, around a ``SoftmaxRnnModel``. Initialised as Llama is, std 0.02.
+
+    >>> model = SoftmaxRnnForCausalLM.from_pretrained("runs/norm/checkpoint-1000")  # doctest: +SKIP
+    """
+
+    def __init__(self, config: SoftmaxRnnConfig) -> None:
+        # All of Llama first, and then the attention: so a seed gives Llama's other weights with every mechanism.
+        super().__init__(config)
+        self.model.__class__ = SoftmaxRnnModel
+        self.model.use_mechanism()
+        # transformers would copy the config's, which is about forward passes.
+        self.generation_config.use_cache = True
+        self.post_init()
+
+    @staticmethod
+    def create_masks_for_generate(
+        attention_mask: Tensor | None = None, past_key_values: Cache | None = None, **_: Any
+    ) -> Tensor | None:
+        """Masks are made in the forward pass; for a static cache it gets one that does not grow, so that one graph is enough."""
+        if attention_mask is None or past_key_values is None:
+            return attention_mask
+        room = past_key_values.get_max_length()
+        return attention_mask if room < 0 else masks.columns(attention_mask, 0, room)
 
 
 def _attention_class(config: SoftmaxRnnConfig) -> type[SoftmaxRnnAttention]:
@@ -152,4 +233,5 @@ def _attention_class(config: SoftmaxRnnConfig) -> type[SoftmaxRnnAttention]:
 
 
 AutoConfig.register(SoftmaxRnnConfig.model_type, SoftmaxRnnConfig)
+AutoModel.register(SoftmaxRnnConfig, SoftmaxRnnModel)
 AutoModelForCausalLM.register(SoftmaxRnnConfig, SoftmaxRnnForCausalLM)

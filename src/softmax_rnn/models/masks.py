@@ -1,29 +1,38 @@
-"""Padding and packed documents between transformers and ``attention``.
+"""Padding, packed documents and empty cache slots, between transformers and ``attention``.
 
 transformers describes what a query may see by a function of indices, and lets each attention implementation turn it into
-its own mask. Ours is never T x T: it is one tensor of shape (B, keys), and its dtype says what it means.
+its own mask. Ours is never T x T: it is one tensor of shape (B, 1, 1, keys), and its dtype says what it means.
 
-    bool      False = padding
+    uint8     what is at a key's place: EMPTY (a slot of a static cache not yet written), PADDING or KEY
     integers  the number of the packed document that a token belongs to
     None      neither
 
-(transformers looks for packed documents only where there is no padding mask, so one tensor is enough.) Whatever cannot be
-said this way, such as a window that is shorter than the sequence, is refused.
+It has four axes because transformers takes such a mask for finished and hands it on as it is; one with two axes would be cut
+to a window's cache a second time. (transformers looks for packed documents only where there is no padding mask, so one
+tensor is enough.) Whatever cannot be said this way, such as a window that is shorter than the sequence, is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, causal_mask_function
+from transformers.cache_utils import Cache
+from transformers.masking_utils import (
+    AttentionMaskInterface,
+    bidirectional_mask_function,
+    causal_mask_function,
+    find_packed_sequence_indices,
+)
+from transformers.utils.import_utils import is_tracing
 
 from ..errors import MechanismError
 
 NAME = "softmax_rnn"  # of our attention implementation, in AttentionInterface and AttentionMaskInterface
+EMPTY, PADDING, KEY = 0, 1, 2
 
 
 def mask(
@@ -39,34 +48,73 @@ def mask(
     device: torch.device | str = "cpu",
     **_: Any,
 ) -> Tensor | None:
-    """The mask of one forward pass, in the form above; transformers calls this where our name is the implementation."""
+    """The mask of one forward pass of a patched model; transformers calls this where our name is the implementation."""
     if use_vmap:
         raise MechanismError(
             "A custom mask function cannot be combined with a mechanism: padding and packing are what it knows."
         )
     bidirectional = mask_function is bidirectional_mask_function
     # A static cache has room for more keys than there are: those in use end with the last query.
-    keys = kv_length if bidirectional else int(q_offset) + q_length - kv_offset
-    if local_size is not None and keys > local_size:
+    keys = kv_length if bidirectional else q_offset + q_length - kv_offset
+    if isinstance(keys, Tensor) and not is_tracing():
+        keys = int(keys)
+    if local_size is not None and not isinstance(keys, Tensor) and keys > local_size:
         raise MechanismError(
             f"The model's sliding window is {local_size} tokens and this sequence has {keys}: mechanisms have no window, so "
             "stay within it, or set config.sliding_window = None if the model may look further."
         )
+    keep = None
     if attention_mask is not None:
-        return _padding(attention_mask, keys, kv_offset, always=kv_length > keys)
-    if kv_length > keys:
-        return torch.ones(batch_size, keys, dtype=torch.bool, device=device)
-    if bidirectional or mask_function is causal_mask_function:
-        return None
-    return _documents(mask_function, batch_size, q_length, device)
+        keep = columns(attention_mask.to(torch.bool), kv_offset, kv_length)
+    elif not bidirectional and mask_function is not causal_mask_function and q_length == kv_length:
+        return _documents(mask_function, batch_size, q_length, device)
+    return places(keep, keys, kv_length, batch_size, device)
 
 
-def _padding(attention_mask: Tensor, keys: int, offset: int, always: bool) -> Tensor | None:
-    keep = attention_mask[:, offset : offset + keys].to(torch.bool)
-    keep = F.pad(keep, (0, keys - keep.shape[1]))  # as transformers does: what the mask does not reach is not there
-    if not always and not torch.compiler.is_compiling() and bool(keep.all()):
+def places(keep: Tensor | None, keys: int | Tensor, room: int, batch: int, device: torch.device | str) -> Tensor | None:
+    """What is at each of ``room`` places, of which the first ``keys`` are in use; None if there is a key at every one."""
+    full = not isinstance(keys, Tensor) and keys >= room
+    if full and (keep is None or (not is_tracing() and bool(keep.all()))):
         return None
-    return keep
+    if keep is None:
+        keep = torch.ones(batch, room, dtype=torch.bool, device=device)
+    what = keep.to(torch.uint8) + PADDING  # False -> PADDING, True -> KEY
+    if not full:
+        what = what.masked_fill(torch.arange(room, device=device) >= keys, EMPTY)
+    return what[:, None, None]
+
+
+def columns(keep: Tensor, begin: int | Tensor, count: int) -> Tensor:
+    """``count`` columns of a padding mask (B, tokens); what the mask does not reach is not there, as in transformers."""
+    if isinstance(begin, Tensor):
+        index = begin + torch.arange(count, device=keep.device)
+        return keep.index_select(1, index)
+    keep = keep[:, begin : begin + count]
+    return keep if keep.shape[1] == count else F.pad(keep, (0, count - keep.shape[1]))
+
+
+def of_model(
+    attention_mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None, length: int, batch: int
+) -> Tensor | None:
+    """The mask of one forward pass of our own models: all tokens so far. Each layer takes from it what its cache needs.
+
+    Documents are looked for only where ``position_ids`` are given: those that the model makes for itself never start again,
+    which nobody can see while a graph is traced.
+    """
+    if attention_mask is None:
+        if position_ids is None or cache is not None:
+            return None
+        documents = find_packed_sequence_indices(position_ids.expand(batch, -1))
+        return None if documents is None else documents[:, None, None]
+    if attention_mask.ndim != 2:
+        return attention_mask  # ``read`` will say if it is not one of ours
+    keep = attention_mask.to(torch.bool)
+    if not is_tracing():
+        keys = length + (0 if cache is None else int(cache.get_seq_length()))
+        keep = columns(keep, 0, keys)
+        if bool(keep.all()):
+            return None
+    return (keep.to(torch.uint8) + PADDING)[:, None, None]
 
 
 def _documents(see: Callable[..., Tensor], batch: int, length: int, device: torch.device | str) -> Tensor | None:
@@ -74,21 +122,52 @@ def _documents(see: Callable[..., Tensor], batch: int, length: int, device: torc
     row, token = torch.arange(batch, device=device)[:, None], torch.arange(length, device=device)[None]
     head = torch.zeros((), dtype=torch.long, device=device)
     begins = ~see(row, head, token, (token - 1).clamp(min=0)).expand(batch, length)
-    if not torch.compiler.is_compiling() and not bool(begins.any()):
+    if not is_tracing() and not bool(begins.any()):
         return None
-    return begins.long().cumsum(-1)
+    return begins.long().cumsum(-1)[:, None, None]
 
 
-def read(attention_mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """The two meanings of a mask: (key_padding_mask, segment_ids)."""
+class Mask(NamedTuple):
+    """A mask taken apart: ``what`` (B, keys) uint8, ``documents`` (B, keys); at most one of them is there."""
+
+    what: Tensor | None
+    documents: Tensor | None
+
+    @property
+    def keep(self) -> Tensor | None:
+        """True where there is a key."""
+        return None if self.what is None else self.what == KEY
+
+
+def read(attention_mask: Tensor | None) -> Mask:
+    """The mask that ``mask`` or ``of_model`` made."""
     if attention_mask is None:
-        return None, None
-    if attention_mask.ndim != 2:
+        return Mask(None, None)
+    m = attention_mask
+    if m.ndim != 4 or m.shape[1:3] != (1, 1) or m.is_floating_point() or m.dtype == torch.bool:
         raise MechanismError(
-            f"attention_mask must be (batch, tokens), got {tuple(attention_mask.shape)}: "
-            "a ready-made score mask cannot be used here."
+            f"attention_mask must be (batch, tokens), got {tuple(m.shape)}: a ready-made score mask cannot be used here."
         )
-    return (attention_mask, None) if attention_mask.dtype == torch.bool else (None, attention_mask)
+    m = m[:, 0, 0]
+    return Mask(m, None) if m.dtype == torch.uint8 else Mask(None, m)
+
+
+def in_use(k: Tensor, v: Tensor, what: Tensor | None, queries: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The keys and values of a cache that are there, the newest last, and which of them count.
+
+    While a graph is traced nobody knows how many there are: then all places are kept, the empty ones first.
+    """
+    if what is None:
+        return k, v, None
+    if not is_tracing():
+        used = int((what[0] != EMPTY).sum())
+        keep = what[:, :used] == KEY
+        return k[:, :, :used], v[:, :, :used], None if bool(keep.all()) else keep
+    room = what.shape[1]
+    if queries != 1 and queries != room:
+        order = (torch.arange(room, device=k.device) + (what[0] != EMPTY).sum()) % room
+        k, v, what = k.index_select(2, order), v.index_select(2, order), what.index_select(1, order)
+    return k, v, what == KEY
 
 
 AttentionMaskInterface.register(NAME, mask)

@@ -187,18 +187,17 @@ def patched_attention(
         )
     m = swap.mechanism
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    keep, segments = masks.read(attention_mask)
-    if keep is not None:  # a static cache has room for more keys than there are
-        key, value = key[:, :, : keep.shape[1]], value[:, :, : keep.shape[1]]
+    what, documents = masks.read(attention_mask)
+    key, value, keep = masks.in_use(key, value, what, query.shape[2])
     d = query.shape[-1]
     # Feature maps have a scale of their own; where a model departs from 1/sqrt(d), they depart by the same factor.
     scale = m.kernel.scale(d) * (1.0 if scaling is None else scaling * d**0.5)
     center = None if swap.center is None else swap.center.to(key.device, torch.promote_types(key.dtype, torch.float32))
     if causal:
-        out = attend(query, key, value, m, keep, segments, scale=scale, center=center)
+        out = attend(query, key, value, m, keep, documents, scale=scale, center=center)
     else:
         out = compute(
-            query, key, value, m, causal=False, key_padding_mask=keep, segment_ids=segments, scale=scale, center=center
+            query, key, value, m, causal=False, key_padding_mask=keep, segment_ids=documents, scale=scale, center=center
         )  # fmt: skip
     return out.transpose(1, 2), None
 
