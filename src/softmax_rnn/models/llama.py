@@ -142,11 +142,10 @@ class SoftmaxRnnPreTrainedModel(LlamaPreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, SoftmaxRnnAttention):  # comes after its parts, whose norms now have weights of 1
-            if module.norm_const is not None:
-                init.constant_(module.norm_const, LENGTH_EXPONENT)
-            if module.out_norm is not None:
-                init.constant_(module.out_norm.weight, self.config.norm_scale)
+        if isinstance(module, SoftmaxRnnAttention) and module.norm_const is not None:
+            init.constant_(module.norm_const, LENGTH_EXPONENT)
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm):  # Llama's own norms are of another class
+            init.constant_(module.weight, self.config.norm_scale)
 
 
 class SoftmaxRnnModel(SoftmaxRnnPreTrainedModel, LlamaModel):
@@ -186,7 +185,7 @@ class SoftmaxRnnModel(SoftmaxRnnPreTrainedModel, LlamaModel):
         given = input_ids if inputs_embeds is None else inputs_embeds
         if given is not None:
             batch, length = given.shape[:2]
-            attention_mask = masks.of_model(attention_mask, position_ids, past_key_values, length, batch)
+            attention_mask = masks.of_model(attention_mask, position_ids, past_key_values, length, batch, given.device)
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,

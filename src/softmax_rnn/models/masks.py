@@ -94,18 +94,24 @@ def columns(keep: Tensor, begin: int | Tensor, count: int) -> Tensor:
 
 
 def of_model(
-    attention_mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None, length: int, batch: int
-) -> Tensor | None:
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    cache: Cache | None,
+    length: int,
+    batch: int,
+    device: torch.device,
+) -> Tensor:
     """The mask of one forward pass of our own models: all tokens so far. Each layer takes from it what its cache needs.
 
     Documents are looked for only where ``position_ids`` are given: those that the model makes for itself never start again,
-    which nobody can see while a graph is traced.
+    which nobody can see while a graph is traced. Nothing to say is a mask of no keys, so that Llama does not look again.
     """
+    nothing = torch.empty(1, 1, 1, 0, dtype=torch.uint8, device=device)
     if attention_mask is None:
         if position_ids is None or cache is not None:
-            return None
+            return nothing
         documents = find_packed_sequence_indices(position_ids.expand(batch, -1))
-        return None if documents is None else documents[:, None, None]
+        return nothing if documents is None else documents[:, None, None]
     if attention_mask.ndim != 2:
         return attention_mask  # ``read`` will say if it is not one of ours
     keep = attention_mask.to(torch.bool)
@@ -113,7 +119,7 @@ def of_model(
         keys = length + (0 if cache is None else int(cache.get_seq_length()))
         keep = columns(keep, 0, keys)
         if bool(keep.all()):
-            return None
+            return nothing
     return (keep.to(torch.uint8) + PADDING)[:, None, None]
 
 
@@ -149,6 +155,8 @@ def read(attention_mask: Tensor | None) -> Mask:
             f"attention_mask must be (batch, tokens), got {tuple(m.shape)}: a ready-made score mask cannot be used here."
         )
     m = m[:, 0, 0]
+    if m.shape[1] == 0:
+        return Mask(None, None)
     return Mask(m, None) if m.dtype == torch.uint8 else Mask(None, m)
 
 
