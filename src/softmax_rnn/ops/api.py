@@ -5,6 +5,7 @@ q, k, v -> centre, mask, input gate, feature map -> a form: numerator and denomi
 
 from typing import Any, Literal, overload
 
+import torch
 from torch import Tensor
 
 from .._shapes import Bool, Float, Int, checked
@@ -14,8 +15,10 @@ from . import inputs
 from .cost import cheapest
 from .job import prepare
 from .precision import autocast, chosen_precision
-from .state import KVState, State
+from .state import KVState, State, state_rows
 from .sums import finish
+
+EXPORTED_ROWS = 2**13  # of a state: above, an exported program keeps to the parallel form
 
 
 @overload
@@ -117,6 +120,8 @@ def _choose(m: Mechanism, dims: inputs.Dims, causal: bool, state: State | None, 
         return "parallel"
     if state is not None or return_state:
         return "recurrent" if dims.keys <= 1 else "chunked"
+    if torch.compiler.is_exporting():  # one program for every length: what is best at great length
+        return "chunked" if state_rows(m.kernel, dims.key_dim) <= EXPORTED_ROWS else "parallel"
     return cheapest(
         m, dims.batch, dims.heads, dims.queries, dims.key_dim, dims.value_dim, dims.kv_heads, dims.keys, causal
     )

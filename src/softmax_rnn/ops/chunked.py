@@ -199,9 +199,11 @@ def chunked(
     T = q.shape[2]
     if q.numel() == 0:
         return q.new_zeros(*q.shape[:3], v.shape[-1]) + q.sum() * 0, state
-    chunk = min(chunk or default_chunk(state.shape[1]), T)
-    pad = -T % chunk
-    if pad:  # zero values write nothing; the padded outputs are cut off
+    chunk = chunk or default_chunk(state.shape[1])
+    exporting = torch.compiler.is_exporting()  # then T may be any length, and no decision may depend on it
+    chunk = chunk if exporting else min(chunk, T)
+    pad = chunk - T % chunk if exporting else -T % chunk
+    if exporting or pad:  # zero values write nothing; the padded outputs are cut off
         q, k, v = (F.pad(x, (0, 0, 0, pad)) for x in (q, k, v))
         runs = None if runs is None else torch.cat([runs, runs[:, -1:].expand(-1, pad)], 1)
     q, k, v, state = (x.contiguous() for x in (q, k, v, state))
@@ -217,7 +219,8 @@ def chunked(
         for n in range(0, len(q), step)
     ]
     out, state = parts[0] if len(parts) == 1 else (torch.cat(x) for x in zip(*parts, strict=True))
-    return out[:, :, :T], state
+    out = out[:, :, :T]
+    return out.contiguous() if exporting else out, state
 
 
 def default_chunk(rows: int) -> int:

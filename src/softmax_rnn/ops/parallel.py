@@ -43,7 +43,7 @@ def _nothing(q: Tensor, k: Tensor, v: Tensor) -> Sums:
 
 def _exp(q: Tensor, k: Tensor, v: Tensor, see: Visibility, scale: float, with_lse: bool) -> Sums:
     d, e = q.shape[-1], v.shape[-1]
-    grouped = q.shape[1] != k.shape[1]
+    grouped = bool(q.shape[1] != k.shape[1])  # sizes are tensors while torch.jit traces
     if scale <= 0:  # torch's kernels mask by adding -inf before they scale
         q, scale = q * scale, 1.0
     causal = False
