@@ -1,17 +1,21 @@
 """The command ``softmax-rnn``: a table of subcommands, each imported only when called, so that ``--help`` is instant.
 
-A subcommand is a function ``main(argv: list[str]) -> int``. Wrong input raises ``UserError`` or ``MechanismError``:
-one line on stderr, exit code 2, nothing written.
+A subcommand is a function ``main(argv: list[str]) -> int``. Whatever a user can cause ends here, as one line on stderr and exit
+code 2 (``errors.sentence``); a traceback is a defect of ours.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import io
+import math
+import os
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
-from .errors import MechanismError, UserError
+from .errors import UserError, printable, sentence
 
 COMMANDS = {
     "list": ("softmax_rnn.listing", "mechanisms, model sizes (--sizes), finished runs (--runs)"),
@@ -23,6 +27,7 @@ COMMANDS = {
     "bench": ("softmax_rnn.bench.main", "measure speed and memory side by side with what people use instead"),
     "generate": ("softmax_rnn.generate", "write text with a trained model, token by token"),
 }
+STOPPED = 130
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,6 +36,44 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """One line, exit code 2, as ``main`` does it."""
         raise UserError(message)
+
+
+def whole(least: int, most: int = 10**12) -> Callable[[str], int]:
+    """The type of an option that takes a whole number in a range.
+
+    >>> whole(1)("3")
+    3
+    """
+
+    def number(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"must be a whole number from {least} to {most:,}, got {text[:40]!r}")
+        return value
+
+    return number
+
+
+def decimal(least: float, most: float) -> Callable[[str], float]:
+    """The type of an option that takes a number in a range; nan and inf are none.
+
+    >>> decimal(0, 1)("0.5")
+    0.5
+    """
+
+    def number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"must be a number from {least:g} to {most:g}, got {text[:40]!r}")
+        return value
+
+    return number
 
 
 def _help() -> str:
@@ -46,7 +89,10 @@ def _help() -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
-    argv = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        argv = sys.argv[1:]
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without Σ is no reason to fail
     if not argv or argv[0] in ("-h", "--help"):
         print(_help())
         return 0
@@ -56,23 +102,29 @@ def main(argv: list[str] | None = None) -> int:
         print(f"softmax-rnn {version('softmax-rnn')}")
         return 0
     if argv[0] not in COMMANDS:
-        print(f"softmax-rnn: unknown command {argv[0]!r}; commands are {', '.join(COMMANDS)}.", file=sys.stderr)
+        known = ", ".join(COMMANDS)
+        print(f"softmax-rnn: unknown command {printable(repr(argv[0]))}; commands are {known}.", file=sys.stderr)
         return 2
+    return _run(argv[0], argv[1:])
+
+
+def _run(name: str, argv: list[str]) -> int:
+    """A subcommand, with everything that a user can cause turned into one line."""
     try:
-        return int(importlib.import_module(COMMANDS[argv[0]][0]).main(argv[1:]) or 0)
-    except (MechanismError, UserError) as error:
-        print(f"softmax-rnn {argv[0]}: {error}", file=sys.stderr)
-        return 2
+        code = int(importlib.import_module(COMMANDS[name][0]).main(argv) or 0)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
-        print(f"softmax-rnn {argv[0]}: stopped.", file=sys.stderr)
-        return 130
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("softmax_rnn"):
+        print(f"softmax-rnn {name}: stopped.", file=sys.stderr)
+        return STOPPED
+    except BrokenPipeError:  # the reader of our output has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:
+        said = sentence(error)
+        if said is None:
             raise
-        print(
-            f"softmax-rnn {argv[0]}: needs the package {error.name}: pip install 'softmax-rnn[lab,report]'",
-            file=sys.stderr,
-        )
+        print(f"softmax-rnn {name}: {said}", file=sys.stderr)
         return 2
 
 

@@ -1,9 +1,15 @@
-"""The errors and the one warning that users meet. Each error is one sentence that says what to do."""
+"""The errors and the one warning that users meet, and how any error becomes one printable sentence.
 
-import contextlib
+Each error is one sentence: what was given, what was expected, what to do. ``sentence`` covers what a user can cause without
+meeting one of our checks: a full disk, a file that is not text, too little memory. It returns None for everything else, which is
+a defect of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import errno
 import math
-import os
-from pathlib import Path
+import sys
 
 
 def is_number(value: object) -> bool:
@@ -23,20 +29,66 @@ class UserError(Exception):
     """A command was given something it cannot work with: the command line prints the sentence and exits with code 2."""
 
 
-def check_folder(folder: Path, option: str, megabytes: int = 8) -> None:
-    """Refuse, before any work, a folder that cannot be made, written to, or filled with so much; leave nothing behind."""
-    made = [p for p in (folder, *folder.parents) if not p.exists()]  # innermost first
-    probe = folder / f".softmax-rnn-{os.getpid()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(bytes(megabytes * 2**20))
-    except FileExistsError:
-        raise UserError(f"{folder} is a file: give a folder with {option}.") from None
-    except OSError as error:
-        raise UserError(f"Cannot write to {folder} ({error.strerror}): give another folder with {option}.") from None
-    finally:
-        with contextlib.suppress(OSError):
-            probe.unlink(missing_ok=True)
-        for p in made:
-            with contextlib.suppress(OSError):
-                p.rmdir()
+ADVICE = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there",
+    errno.EACCES: "check its permissions",
+    errno.EPERM: "check its permissions",
+    errno.EROFS: "choose another place",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EMFILE: "close some files, or raise the limit (ulimit -n)",
+}
+
+
+def printable(text: object) -> str:
+    r"""Text that cannot move a terminal's cursor or change its title: control characters become escapes.
+
+    >>> print(printable("a name\x1b[2J"))
+    a name\x1b[2J
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
+def one_line(text: object) -> str:
+    r"""Printable, and on one line.
+
+    >>> one_line("first\n  second\x07")
+    'first second\\x07'
+    """
+    return printable(" ".join(str(text).split()))
+
+
+def sentence(error: BaseException) -> str | None:
+    """What to tell the user about an error that the user can have caused; None if it is a defect of ours."""
+    if isinstance(error, UserError | MechanismError):
+        return one_line(error)
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("softmax_rnn"):
+        return f"needs the package {error.name}: pip install 'softmax-rnn[lab,report]'"
+    if isinstance(error, OSError):
+        return one_line(_of_the_system(error))
+    if isinstance(error, UnicodeError):
+        return one_line(f"Something that was read is not text in UTF-8 ({error}).")
+    if isinstance(error, RecursionError):
+        return "Something that was read is nested too deeply."
+    if _is_out_of_memory(error):
+        return f"There is not enough memory: {one_line(error) or 'take something smaller'}"
+    if isinstance(error, ValueError) and "null byte" in str(error):
+        return "A path has a zero byte in it: give another."
+    yaml = sys.modules.get("yaml")
+    if yaml is not None and isinstance(error, yaml.YAMLError):
+        return one_line(f"Not YAML: {error}")
+    return None
+
+
+def _of_the_system(error: OSError) -> str:
+    """``FILE: No space left on device: make room there.``"""
+    said = error.strerror or str(error).partition("\n")[0] or type(error).__name__
+    place = f"{error.filename}: " if error.filename is not None else ""
+    advice = f": {ADVICE[error.errno]}" if error.errno in ADVICE else ""
+    return f"{place}{said}{advice}."
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(t in str(error) for t in ("can't allocate memory", "out of memory"))
+    )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .cli import Parser
+from .errors import printable
 
 
 def main(argv: list[str]) -> int:
@@ -56,15 +59,21 @@ def _runs(folder: str) -> list[str]:
 
     rows = runs_table(folder)
     if not rows:
-        return [f"There are no runs in {folder}."]
-    lines = [
-        f"{'mechanism':<20} {'corpus':<12} {'size':<8} {'seed':>4} {'status':<12} {'step':>15} {'train':>8} {'test':>8}  folder"
-    ]
-    for r in rows:
-        losses = " ".join(
-            f"{r[key]:>8.4f}" if r[key] is not None else f"{'-':>8}" for key in ("train_loss", "test_loss")
-        )
-        steps = f"{r['step']:,}/{r['steps']:,}"
-        names = f"{r['mechanism']:<20} {r['source']:<12} {r['size']:<8} {r['seed']:>4} {r['status']:<12}"
-        lines.append(f"{names} {steps:>15} {losses}  {r['folder']}")
-    return lines
+        return [printable(f"There are no runs in {folder}.")]
+    columns = ("mechanism", "source", "size", "seed", "status", "step", "train_loss", "test_loss", "folder")
+    table = [list(columns), *([_cell(row, column) for column in columns] for row in rows)]
+    widths = [max(len(line[i]) for line in table) for i in range(len(columns) - 1)]
+    lines = [" ".join([*map(_padded, line, widths), line[-1]]) for line in table]
+    return lines + [printable(row["note"]) for row in rows if row["note"] is not None]
+
+
+def _cell(row: dict[str, Any], column: str) -> str:
+    value = row[column]
+    if column == "step":
+        return f"{value:,}/{row['steps']:,}" if row["steps"] is not None else str(value)
+    return "-" if value is None else f"{value:.4f}" if isinstance(value, float) else printable(value)
+
+
+def _padded(text: str, width: int) -> str:
+    """Numbers to the right, words to the left."""
+    return f"{text:>{width}}" if text[:1].isdigit() else f"{text:<{width}}"

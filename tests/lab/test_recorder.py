@@ -5,12 +5,23 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from softmax_rnn.lab.recorder import TIMINGS, Diverged, Progress, Recorder, is_spike, read, truncate
+from softmax_rnn import UserError
+from softmax_rnn.lab.recorder import (
+    TIMINGS,
+    DamagedMetrics,
+    Diverged,
+    Progress,
+    Recorder,
+    is_spike,
+    read,
+    restore,
+)
 
 STEADY = [3.0 + 0.01 * (i % 5) for i in range(40)]
 
@@ -77,12 +88,84 @@ def test_too_many_bad_steps(tmp_path: Path) -> None:
     assert recorder.progress.step == 6
 
 
+ROWS = [f'{{"step": {step}, "train_loss": {5 - step}, "tokens": {step}}}\n' for step in (1, 2, 3)]
+
+
+def never(text: str) -> None:
+    raise AssertionError(text)
+
+
+def saved(tmp_path: Path) -> tuple[Path, Path]:
+    """A metrics file, and a checkpoint that holds its first two rows."""
+    file, checkpoint = tmp_path / "metrics.jsonl", tmp_path / "checkpoint-2"
+    checkpoint.mkdir()
+    (checkpoint / "metrics.jsonl").write_text("".join(ROWS[:2]))
+    file.write_text("".join(ROWS))
+    return file, checkpoint
+
+
 def test_rows_after_the_checkpoint_and_half_rows_are_cut(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.jsonl"
-    file.write_text('{"step": 2, "a": 1}\n{"step": 4, "a": 2}\n{"step": 4, "event": "diverged"}\n{"step": 6, "a"')
-    assert [row["step"] for row in read(file)] == [2, 4, 4]
-    truncate(file, 4)
-    assert file.read_text() == '{"step": 2, "a": 1}\n{"step": 4, "a": 2}\n'
-    truncate(file, 0)
+    file, checkpoint = saved(tmp_path)
+    file.write_text("".join(ROWS) + '{"step": 4, "event": "diverged", "tokens": 4}\n{"step": 6, "a"')
+    assert [row["step"] for row in read(file)] == [1, 2, 3, 4]
+    restore(file, 2, checkpoint, never)
+    assert file.read_text() == "".join(ROWS[:2])
+    restore(file, 2, checkpoint, never)
+    restore(file, 0, None, never)
     assert file.read_text() == ""
-    truncate(tmp_path / "none.jsonl", 0)
+    restore(tmp_path / "none.jsonl", 0, None, never)
+    assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_a_checkpoint_of_the_first_edition_has_no_copy(tmp_path: Path) -> None:
+    file, checkpoint = saved(tmp_path)
+    (checkpoint / "metrics.jsonl").unlink()
+    restore(file, 2, checkpoint, never)
+    assert file.read_text() == "".join(ROWS[:2])
+    file.write_text("{}\n")
+    with pytest.raises(UserError, match=r"line 1 of metrics.jsonl has no step and tokens, and checkpoint-2 is too old"):
+        restore(file, 2, checkpoint, never)
+    assert file.read_text() == "{}\n"
+
+
+@pytest.mark.parametrize(
+    ("harm", "line", "says"),
+    [
+        (lambda text: text.replace('"step": 2', '"step": x'), 2, "line 2 is not what was written"),
+        (lambda text: text.replace("1}", "1", 1), 1, "line 1 is not what was written"),
+        (lambda text: "\n" + text, 1, "line 1 is not what was written"),
+        (lambda text: text.replace("\n", "\n\n", 1), 2, "line 2 is not what was written"),
+        (lambda text: ROWS[0], None, "it ends after line 1 of 2"),
+        (lambda text: "", None, "missing or empty"),
+        (lambda text: text.replace('"step": 3', '"step": [3]'), 3, "line 3 of metrics.jsonl has no step and tokens"),
+        (lambda text: text.replace('"train_loss": 2', '"train_loss": "2"'), 3, "has no number for train_loss"),
+    ],
+)
+def test_damage_is_named_set_aside_and_restored(tmp_path: Path, harm: Any, line: int | None, says: str) -> None:
+    file, checkpoint = saved(tmp_path)
+    damaged = harm(file.read_text())
+    file.write_text(damaged)
+    if line is not None:
+        with pytest.raises(DamagedMetrics, match=f"line {line} of metrics.jsonl"):
+            read(file)
+    heard: list[str] = []
+    restore(file, 2, checkpoint, heard.append)
+    assert len(heard) == 1
+    assert says in heard[0]
+    assert file.read_text() == "".join(ROWS[:2])
+    aside = tmp_path / "damaged-metrics.jsonl"
+    assert aside.read_text() == damaged if damaged else not aside.exists()
+
+
+def test_bytes_that_are_no_text_are_damage(tmp_path: Path) -> None:
+    file, checkpoint = saved(tmp_path)
+    content = bytearray(file.read_bytes())
+    content[3] ^= 0x80
+    file.write_bytes(content)
+    with pytest.raises(DamagedMetrics, match=r"line 1 of metrics.jsonl is not JSON"):
+        read(file)
+    heard: list[str] = []
+    for _ in range(2):  # what was set aside before is kept, too
+        file.write_bytes(content)
+        restore(file, 2, checkpoint, heard.append)
+    assert [p.name for p in sorted(tmp_path.glob("damaged-*"))] == ["damaged-1-metrics.jsonl", "damaged-metrics.jsonl"]

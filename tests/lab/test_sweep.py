@@ -13,7 +13,7 @@ import yaml
 
 from softmax_rnn import UserError, cli
 from softmax_rnn.lab.config import from_dict, to_yaml
-from softmax_rnn.lab.store import COLUMNS, find_runs, runs_table, tidy
+from softmax_rnn.lab.store import find_runs, runs_table, tidy
 from softmax_rnn.lab.sweep import read_sweep
 
 
@@ -69,7 +69,7 @@ def test_wrong_options(
     file = str(sweep_file(tmp_path, corpus))
     for argv, says in (
         ([], "required: file"),
-        ([file, "--jobs", "0"], "--jobs must be positive"),
+        ([file, "--jobs", "0"], "--jobs: must be a whole number from 1"),
         ([file, "--nope"], "--nope"),
         ([file, "--slurm"], "--slurm needs sbatch"),
         (["none.yaml"], "Cannot read none.yaml"),
@@ -131,7 +131,20 @@ def test_a_sweep_skips_goes_on_and_finishes(tmp_path: Path, corpus: Path, capfd:
         ("norm", "done", 20, 20),
         ("softmax", "done", 20, 20),
     ]
-    assert set(COLUMNS) | {"tokens", "seconds", "folder"} == set(table[0])
+    told = {
+        "run",
+        "mechanism",
+        "source",
+        "size",
+        "seed",
+        "steps",
+        "train_loss",
+        "test_loss",
+        "spikes",
+        "tokens",
+        "folder",
+    }
+    assert told | {"status", "step", "seconds", "note"} == set(table[0])
     capfd.readouterr()
     assert cli.main(["sweep", str(file), "--jobs", "2"]) == 0  # nothing left: the table, at once
     assert capfd.readouterr().err.count("done") == 3

@@ -113,6 +113,10 @@ def _kill_at(where: str) -> Any:
                 file.write(args[2].tobytes()[:3])
             die()
 
+        def half_a_text(original: Any, args: Any, kwargs: Any) -> None:
+            args[0].with_name(f".{args[0].name}.new").write_text(args[1][:9])
+            die()
+
         def at_once(original: Any, args: Any, kwargs: Any) -> None:
             die()
 
@@ -125,6 +129,8 @@ def _kill_at(where: str) -> Any:
             "evaluation": (trainer.RunTrainer, "evaluate", at_once),
             "row": (recorder.Recorder, "write", half_a_row),
             "file": (torch, "save", half_a_file),
+            "text": (checkpoint, "write_atomically", at_once),
+            "half a text": (checkpoint, "write_atomically", half_a_text),
             "fsync": (checkpoint, "fsync", at_once),
             "publish": (checkpoint, "publish", at_once),
             "published": (checkpoint, "publish", afterwards),
@@ -159,6 +165,18 @@ def _no_space(call: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(args[1]))
 
     _wrap(torch, "save", call, full)
+
+
+def _no_space_for_text(call: int) -> None:
+    import errno
+
+    from softmax_rnn.lab import checkpoint
+
+    def full(original: Any, args: Any, kwargs: Any) -> None:
+        args[0].with_name(f".{args[0].name}.new").write_text(args[1][:9])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    _wrap(checkpoint, "write_atomically", call, full)
 
 
 def _file_limit(size: int) -> None:
@@ -212,11 +230,24 @@ FAULTS: dict[str, Any] = {
     "expect shards": _expect_shards,
     **{
         f"kill at {where}": _kill_at(where)
-        for where in ("step", "evaluation", "row", "file", "fsync", "publish", "published", "remove", "tokens")
+        for where in (
+            "step",
+            "evaluation",
+            "row",
+            "file",
+            "text",
+            "half a text",
+            "fsync",
+            "publish",
+            "published",
+            "remove",
+            "tokens",
+        )
     },
     "slow writes": _slow_writes,
     "no space": _no_space,
     "file limit": _file_limit,
+    "no space for text": _no_space_for_text,
     "interrupt": _interrupt,
     "poison": _poison,
 }

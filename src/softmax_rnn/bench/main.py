@@ -18,8 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..cli import Parser
-from ..errors import UserError, check_folder
+from ..cli import Parser, whole
+from ..errors import UserError
+from ..files import check_folder
 
 if TYPE_CHECKING:  # torch is imported when there is something to measure
     from .measure import Comparison
@@ -41,13 +42,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("part", choices=[*PARTS, "all"])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements there")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="write pictures there")
-    parser.add_argument("--threads", type=int, default=2, help="for torch (default: 2)")
+    parser.add_argument("--threads", type=whole(1, 1024), default=2, help="for torch (default: 2)")
     parser.add_argument(
         "--quick", action="store_true", help="tiny sizes: shows that everything runs, the numbers mean nothing"
     )
     options = parser.parse_args(argv)
-    if options.threads < 1:
-        raise UserError(f"--threads must be at least 1, got {options.threads}.")
     for option, folder in (("--json", options.json and options.json.parent), ("--plot", options.plot)):
         if folder is not None:
             check_folder(folder, option)

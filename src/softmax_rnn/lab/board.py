@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import RunConfig
-from .recorder import read
+from .recorder import DamagedMetrics, read
 from .store import Run
 
 Show = Callable[[Mapping[Path, str], Sequence[Path]], None]
@@ -55,7 +55,7 @@ class _Known:
         folder = config.folder
         if fresh or folder not in self._read:
             there = (folder / "config.yaml").is_file()
-            self._read[folder] = Run(folder, {}, read(folder / "metrics.jsonl")) if there else None
+            self._read[folder] = _read(folder) if there else None
         return self._read[folder]
 
     def end(self, states: Mapping[Path, str], ended: Sequence[Path]) -> None:
@@ -82,6 +82,13 @@ class _Known:
             minutes = (time.monotonic() - self.began) / fresh * left / 60
             text += f", about {minutes:.0f} min left" if minutes >= 1 else ", less than a minute left"
         return text
+
+
+def _read(folder: Path) -> Run:
+    try:
+        return Run(folder, rows=read(folder / "metrics.jsonl"))
+    except (DamagedMetrics, OSError) as error:
+        return Run(folder, damage=str(error))
 
 
 def _room(console: Any) -> int:

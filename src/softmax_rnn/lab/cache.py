@@ -1,5 +1,5 @@
-"""The cache of tokenizers and tokens: ``$SOFTMAX_RNN_CACHE`` or ``~/.cache/softmax-rnn``. Deleting it costs time,
-nothing else.
+"""The cache of tokenizers and tokens: ``$SOFTMAX_RNN_CACHE`` or ``~/.cache/softmax-rnn``. Deleting it costs time, nothing else,
+and what is damaged in it is made again.
 """
 
 from __future__ import annotations
@@ -9,19 +9,17 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import UserError
+from ..files import writing
+
+ADVICE = "make room, or set SOFTMAX_RNN_CACHE to another folder"
 
 
 def cache_folder(kind: str) -> Path:
     """The folder for one kind of cached thing, made if needed."""
     root = os.environ.get("SOFTMAX_RNN_CACHE") or os.path.join(os.path.expanduser("~"), ".cache", "softmax-rnn")
     folder = Path(root) / kind
-    try:
+    with writing(folder, ADVICE):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"Cannot make the cache folder {folder} ({error.strerror}): set SOFTMAX_RNN_CACHE to a writable one."
-        ) from None
     return folder
 
 
@@ -32,5 +30,5 @@ def locked(path: Path) -> Iterator[None]:
     """
     from filelock import FileLock
 
-    with FileLock(f"{path}.lock"):
+    with writing(path.parent, ADVICE), FileLock(f"{path}.lock"):
         yield

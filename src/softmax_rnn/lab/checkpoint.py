@@ -17,6 +17,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from ..errors import UserError
+
 SAVING = ".saving"
 MANIFEST = "manifest.json"
 
@@ -75,7 +77,10 @@ def newest(run: Path, warn: Callable[[str], None]) -> Path | None:
             return checkpoint
         aside = checkpoint.with_name(f"damaged-{checkpoint.name}")
         shutil.rmtree(aside, ignore_errors=True)
-        os.replace(checkpoint, aside)
+        try:
+            os.replace(checkpoint, aside)
+        except OSError as error:
+            raise UserError(f"{checkpoint} is damaged ({fault}) and cannot be set aside ({error.strerror}).") from None
         warn(f"{checkpoint} is damaged ({fault}); it is now {aside.name}, and the one before it is used.")
     return None
 
@@ -84,15 +89,16 @@ def damage(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
     try:
         listing = json.loads((checkpoint / MANIFEST).read_text())
-    except (OSError, ValueError):
+        expected = {name: (about["size"], about["sha256"]) for name, about in listing.items()}
+    except (OSError, ValueError, AttributeError, TypeError, KeyError, RecursionError):
         return f"no readable {MANIFEST}"
-    for name, expected in listing.items():
+    for name, (size, digest) in expected.items():
         path = checkpoint / name
         if not path.is_file():
             return f"{name} is missing"
-        if path.stat().st_size != expected["size"]:
-            return f"{name} has {path.stat().st_size} bytes instead of {expected['size']}"
-        if _digest(path) != expected["sha256"]:
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size} bytes instead of {size}"
+        if _digest(path) != digest:
             return f"the content of {name} has changed"
     return None
 

@@ -1,6 +1,6 @@
-"""What a run is: one dataclass per component, YAML, and the command line over it (jsonargparse).
+"""What a run is: one dataclass per component, read from YAML and the command line.
 
-    softmax-rnn train --preset laptop --config run.yaml --model.mechanism norm --train.steps 500 --print_config
+    softmax-rnn train --preset laptop --config run.yaml --model.mechanism norm --train.steps 500 --print-config
 
 Later wins: the preset, then the files, then the options. ``run`` says how and where the work is done, everything else what is
 computed: the content hash that names the folder covers the latter only, so a run may go on with other workers, another tracker or
@@ -9,23 +9,27 @@ another number of processes, and never with another learning rate.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
 import json
 import re
+from argparse import SUPPRESS, ArgumentParser
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
+from ..cli import Parser
 from ..errors import UserError
+from ..files import read_yaml
 from .data import DataConfig
 from .model import ModelConfig, is_gated
+from .options import add_options, check_range, merge, replaced, typed_options
 from .tokenizer import TokenizerConfig
 
 Tracker = Literal["none", "trackio", "tensorboard", "wandb"]
+LONGEST_NAME = 255  # of a file, in bytes
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,10 @@ class TrainConfig:
     log_every: int = 10
 
     def __post_init__(self) -> None:
-        _positive("train", self, "steps", "lr", "eps", "batch", "eval_every", "log_every")
-        _not_negative("train", self, "warmup", "weight_decay", "clip")
+        often = (1, 10**12)
+        check_range("train", self, steps=(1, 10**9), schedule_steps=often, warmup=(0, 10**12), batch=(1, 10**6))
+        check_range("train", self, eval_every=often, log_every=often)
+        check_range("train", self, lr=(1e-12, 1e6), eps=(1e-30, 1.0), weight_decay=(0.0, 1e6), clip=(0.0, 1e12))
         if self.schedule_steps is not None and self.schedule_steps < self.steps:
             raise UserError(
                 f"train.schedule_steps ({self.schedule_steps}) must not be below train.steps ({self.steps})."
@@ -105,13 +111,18 @@ class RunSettings:
     workers: int = 0
 
     def __post_init__(self) -> None:
-        _positive("run", self, "save_every", "keep", "micro_batch", "patience", "threads")
-        _not_negative("run", self, "workers")
+        check_range("run", self, save_every=(1, 10**12), keep=(1, 10**6), micro_batch=(1, 10**6))
+        check_range("run", self, patience=(1, 10**9), threads=(1, 1024), workers=(0, 256))
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One training run."""
+    """One training run.
+
+    Args:
+        name: what the folder is called, before the hash; mechanism and text if not given.
+        seed: of the weights and of the order of training.
+    """
 
     name: str | None = None
     seed: int = 0
@@ -122,16 +133,16 @@ class RunConfig:
     run: RunSettings = field(default_factory=RunSettings)
 
     def __post_init__(self) -> None:
-        _not_negative("", self, "seed")
-        if self.name is not None and not re.fullmatch(r"[\w.+-]+", self.name):
-            raise UserError(f"name may contain letters, digits and . _ + - only, got {self.name!r}.")
+        check_range("", self, seed=(0, 2**32 - 1))
+        if self.name is not None and not (re.fullmatch(r"[\w.+-]+", self.name) and len(self.name.encode()) <= 200):
+            raise UserError(f"name may have up to 200 letters, digits and . _ + -, got {self.name[:60]!r}.")
 
     @property
     def clip(self) -> float:
         """The gradient norm to clip at; 0 does not clip."""
         if self.train.clip != "gated":
             return float(self.train.clip)
-        return 1.0 if is_gated(self.model.value()) else 0.0
+        return 1.0 if any(map(is_gated, self.model.values())) else 0.0
 
     @property
     def hash(self) -> str:
@@ -144,7 +155,10 @@ class RunConfig:
         if self.run.folder is not None:
             return Path(self.run.folder)
         corpus = re.sub(r"[^\w.]+", "-", Path(self.data.source).stem.strip("*")).strip("-") or "text"
-        return Path(self.run.root) / f"{self.name or f'{self.model.label}-{corpus}'}-{self.hash}"
+        name = self.name or f"{self.model.label}-{corpus}"
+        while len(name.encode()) > LONGEST_NAME - 11:  # a text with a long name
+            name = name[:-1]
+        return Path(self.run.root) / f"{name}-{self.hash}"
 
 
 def content_hash(config: dict[str, Any]) -> str:
@@ -158,87 +172,65 @@ def to_yaml(config: RunConfig) -> str:
     return yaml.safe_dump(asdict(config), sort_keys=False)
 
 
-def from_dict(values: dict[str, Any], preset: str = "laptop") -> RunConfig:
+def parse(argv: list[str]) -> RunConfig:
+    """The configuration that the command line asks for. ``--help`` and ``--print-config`` print and exit.
+
+    >>> parse(["--preset", "tiny", "--model.mechanism", "norm"]).model.mechanism
+    'norm'
+    """
+    typed, rest = command_line().parse_known_args(argv)
+    values: dict[str, Any] = {}
+    preset: Any = None
+    for path in typed.config:
+        content = read_yaml(path)
+        if not isinstance(content, dict):
+            raise UserError(f"{path} must hold options, such as train: {{steps: 500}}.")
+        preset = content.pop("preset", preset)
+        merge(values, content)
+    merge(values, typed_options(typed, rest, RunConfig))
+    config = build(values, preset if typed.preset is None else typed.preset)
+    if typed.print_config:
+        print(to_yaml(config), end="")
+        raise SystemExit(0)
+    return config
+
+
+def from_dict(values: Mapping[str, Any], preset: Any = "laptop") -> RunConfig:
     """A configuration from nested plain data over a preset; unknown keys and bad values raise ``UserError``.
 
     >>> from_dict({"train": {"steps": 5}}).train.steps
     5
     """
-    return _build(_parser(preset), lambda parser: parser.parse_object(values))
+    merged: dict[str, Any] = {}
+    merge(merged, values)
+    return build(merged, preset)
 
 
-def parse(argv: list[str]) -> RunConfig:
-    """The configuration that the command line asks for. ``--help`` and ``--print_config`` print and exit.
-
-    >>> parse(["--preset", "tiny", "--model.mechanism", "norm"]).model.mechanism
-    'norm'
-    """
-    return _build(_parser(_preset_of(argv)), lambda parser: parser.parse_args(argv))
-
-
-def _preset_of(argv: list[str]) -> str:
-    """``--preset``, or the ``preset:`` of a configuration file; it must be known before anything else can be read."""
-    from argparse import ArgumentParser
-
-    first = ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
-    first.add_argument("--preset", nargs="?")
-    first.add_argument("--config", nargs="?", action="append", default=[])
-    with contextlib.redirect_stderr(io.StringIO()):
-        known, _ = first.parse_known_args(argv)
-    if known.preset is not None:
-        return str(known.preset)
-    found = "laptop"
-    for path in known.config:
-        with contextlib.suppress(OSError, yaml.YAMLError, TypeError, UnicodeDecodeError):
-            content = yaml.safe_load(Path(path).read_text())
-            found = content.get("preset", found) if isinstance(content, dict) else found
-    return found
-
-
-def _parser(preset: str) -> Any:
-    from jsonargparse import ArgumentParser
-
+def build(values: dict[str, Any], preset: Any) -> RunConfig:
+    """Plain data over a recipe, every name and value checked."""
     from .recipes import recipe
 
-    parser = ArgumentParser(
-        prog="softmax-rnn train",
-        exit_on_error=False,
-        description="Train a model. Stop it in any way you like: the same command goes on where it was.",
-    )
-    parser.add_argument("--config", action="config", help="a YAML file with any of the options below")
-    parser.add_argument(
-        "--preset", default=preset, help="the recipe to start from: laptop, tiny, paper, paper-large, paper-long"
-    )
-    parser.add_class_arguments(RunConfig)
-    parser.set_defaults(asdict(recipe(preset)))
-    return parser
-
-
-def _build(parser: Any, read: Any) -> RunConfig:
-    from jsonargparse import ArgumentError
-
-    try:
-        values = parser.instantiate(read(parser))
-    except ArgumentError as error:
-        raise UserError(" ".join(str(error).split())) from None
-    except TypeError:  # a list or a number where a group belongs
-        raise UserError(
-            "data, tokenizer, model, train and run are groups of options, such as train: {steps: 500}."
-        ) from None
-    config = RunConfig(**{name: values[name] for name in RunConfig.__dataclass_fields__})
-    config.model.value()  # here, not when it is made: that would import torch for --help
+    config = replaced(recipe("laptop" if preset is None else preset), values)
+    config.model.values()  # here, not when it is made: that would import torch for --help
     return config
 
 
-def _positive(group: str, config: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and not value > 0:
-            raise UserError(f"{group}.{name} must be positive, got {value}.")
+def command_line() -> ArgumentParser:
+    """The parser of ``softmax-rnn train``; its help shows the values of the preset laptop."""
+    from .recipes import RECIPES, recipe
 
-
-def _not_negative(group: str, config: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not isinstance(value, str) and not value >= 0:
-            raise UserError(f"{group}.{name} must not be negative, got {value}.".removeprefix("."))
+    parser = Parser(
+        prog="softmax-rnn train",
+        usage="softmax-rnn train [--preset NAME] [--config FILE] [--OPTION VALUE ...]",
+        description="Train a model. Stop it in any way you like: the same command continues where it stopped.",
+        allow_abbrev=False,
+        argument_default=SUPPRESS,
+    )
+    names = ", ".join(RECIPES)
+    parser.add_argument("--config", action="append", default=[], metavar="FILE", help="a YAML file with options")
+    parser.add_argument("--preset", default=None, metavar="NAME", help=f"the recipe to start from: {names} (laptop)")
+    parser.add_argument(
+        "--print-config", "--print_config", action="store_true", default=False, help="print the configuration and stop"
+    )
+    add_options(parser, RunConfig, asdict(recipe("laptop")))
+    return parser

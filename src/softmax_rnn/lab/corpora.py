@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..files import read_bytes
 
 TEXT_SUFFIXES = (".txt", ".md", ".py", ".abc")
 SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".parquet")
@@ -99,6 +100,8 @@ def open_corpus(name: str, subset: str | None = None, column: str = "text") -> C
     datasets.
     """
     source = os.path.expanduser(name)
+    if not source:
+        raise UserError("The name of the corpus is empty: give --data.source.")
     if source in PACKAGED:
         packaged = PACKAGED[source]
         return _from_files(source, packaged.license, packaged.files(), column, packaged.split)
@@ -116,13 +119,18 @@ def open_corpus(name: str, subset: str | None = None, column: str = "text") -> C
 
 
 def _local_files(source: str) -> list[Path]:
+    """The files of a folder or glob. What looks like text and is none (a broken link, a pipe) is refused, not waited for."""
     if os.path.isdir(source):
-        found = [p for p in Path(source).rglob("*") if p.suffix in SUFFIXES]
+        found = [p for p in Path(source).rglob("*") if p.suffix in SUFFIXES and not p.is_dir()]
     else:
-        found = [Path(p) for p in glob.glob(source, recursive=True) if os.path.isfile(p)]
+        found = [Path(p) for p in glob.glob(source, recursive=True) if not os.path.isdir(p)]
     wrong = [p for p in found if p.suffix not in SUFFIXES]
     if wrong:
         raise UserError(f"Cannot read {wrong[0]}: a corpus is made of {' '.join(SUFFIXES)} files.")
+    special = [p for p in found if not p.is_file()]
+    if special:
+        what = "a broken link" if special[0].is_symlink() else "not a regular file"
+        raise UserError(f"Cannot read {special[0]}: it is {what}; remove it, or name the files with a glob.")
     if not found:
         raise UserError(f"Nothing to read at {source!r}: no {' '.join(SUFFIXES)} file there.")
     return sorted(found)
@@ -153,25 +161,40 @@ def _read(path: Path, column: str, split: str | None) -> Iterator[str]:
     elif path.suffix == ".parquet":
         rows = _parquet_rows(path, column)
     else:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_bytes(path).decode("utf-8", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
         rows = iter(re.split(split, text) if split else [text])
     for row in rows:
         if row and row.strip():
-            yield row
+            yield whole_characters(row)
+
+
+def whole_characters(text: str) -> str:
+    """Halves of surrogate pairs, which JSON can spell and no tokenizer can read, become replacement characters."""
+    if text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text):
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _json_lines(path: Path, column: str) -> Iterator[Any]:
-    with path.open(encoding="utf-8") as file:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise UserError(f"Cannot read {path}: {error.strerror}.") from None
+    with file:
         for number, line in enumerate(file, start=1):
             try:
-                yield json.loads(line)[column] if line.strip() else None
-            except (ValueError, KeyError, TypeError):
+                row = json.loads(line.decode("utf-8"))[column] if line.strip() else None
+            except (ValueError, KeyError, TypeError, RecursionError):
+                row = 0
+            if row is not None and not isinstance(row, str):
                 raise UserError(
-                    f"Line {number} of {path} is not a JSON object with the field {column!r} (set --data.column)."
-                ) from None
+                    f"Line {number} of {path} is not a JSON object with text in the field {column!r} (set --data.column)."
+                )
+            yield row
 
 
 def _parquet_rows(path: Path, column: str) -> Iterator[Any]:
+    import pyarrow
     import pyarrow.parquet
 
     try:
@@ -180,9 +203,13 @@ def _parquet_rows(path: Path, column: str) -> Iterator[Any]:
                 has = ", ".join(file.schema_arrow.names)
                 raise UserError(f"{path} has no column {column!r}, it has {has} (set --data.column).")
             for batch in file.iter_batches(batch_size=1024, columns=[column]):
-                yield from batch.column(0).to_pylist()
-    except pyarrow.ArrowInvalid as error:
-        raise UserError(f"{path} is not a readable parquet file: {str(error).splitlines()[0]}") from None
+                for row in batch.column(0).to_pylist():
+                    if row is not None and not isinstance(row, str):
+                        raise UserError(f"The column {column!r} of {path} holds {type(row).__name__}, not text.")
+                    yield row
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path} is not a readable parquet file: {reason}") from None
 
 
 def _from_hub(name: str, subset: str | None, license: str, column: str) -> Corpus:
@@ -194,8 +221,10 @@ def _from_hub(name: str, subset: str | None, license: str, column: str) -> Corpu
         for row in stream.skip(skip):
             if column not in row:
                 raise UserError(f"{name} has no column {column!r}, it has {', '.join(row)} (set --data.column).")
+            if row[column] and not isinstance(row[column], str):
+                raise UserError(f"The column {column!r} of {name} holds {type(row[column]).__name__}, not text.")
             if row[column] and row[column].strip():
-                yield row[column]
+                yield whole_characters(row[column])
             else:
                 yield " "  # keeps the numbering of rows, so that skip means rows
 

@@ -9,7 +9,7 @@ the paper's way: one document per row, truncated to ``length``, padded on the ri
 out of the loss. Neither needs an attention mask: the padding comes after every token that counts, and attention is causal.
 """
 
-# No `from __future__ import annotations`: jsonargparse would import everything under TYPE_CHECKING to read the strings.
+from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
@@ -21,8 +21,9 @@ import numpy as np
 from ..errors import UserError
 from .cache import cache_folder, locked
 from .corpora import open_corpus
+from .options import check_range
 from .tokenizer import TokenizerConfig, fingerprint_of, load_tokenizer
-from .tokens import Tokens, open_tokens, write_tokens
+from .tokens import Tokens, is_whole, open_tokens, write_tokens
 
 if TYPE_CHECKING:
     import torch
@@ -54,12 +55,9 @@ class DataConfig:
     max_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if self.length < 2:
-            raise UserError(f"data.length must be at least 2, got {self.length}.")
+        check_range("data", self, length=(2, 2**24), max_tokens=(1, 10**15), split_seed=(-(2**63), 2**63 - 1))
         if not 0 < self.test_fraction < 1:
             raise UserError(f"data.test_fraction must be between 0 and 1, got {self.test_fraction}.")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise UserError(f"data.max_tokens must be positive, got {self.max_tokens}.")
 
 
 def is_test(text: str, fraction: float, seed: int) -> bool:
@@ -78,9 +76,9 @@ def is_test(text: str, fraction: float, seed: int) -> bool:
 class Prepared:
     """What a run trains on."""
 
-    tokenizer: "PreTrainedTokenizerFast"
-    train: "Rows"
-    test: "Rows"
+    tokenizer: PreTrainedTokenizerFast
+    train: Rows
+    test: Rows
     fingerprint: str
     license: str
 
@@ -106,7 +104,7 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, *, quiet: bool = Fal
     key = hashlib.sha256(f"1 {split_key} {config.max_tokens} {fingerprint_of(made)}".encode()).hexdigest()
     folder = cache_folder("tokens") / key[:24]
     with locked(folder):
-        if not folder.exists():
+        if not is_whole(folder):
             with tokenising_bar(corpus.name, config.max_tokens, quiet=quiet) as advance:
                 write_tokens(folder, corpus, made, in_test, config.max_tokens, advance)
     train, test = (Rows(tokens, config.length, config.batching) for tokens in open_tokens(folder))
@@ -143,7 +141,7 @@ class Order:
     Each epoch is a new permutation, seeded by (seed, epoch); the length is exactly what the run consumes.
     """
 
-    def __init__(self, rows: "Rows", count: int, seed: int) -> None:
+    def __init__(self, rows: Rows, count: int, seed: int) -> None:
         self.rows, self.count, self.seed = rows, count, seed
         self._epoch, self._permutation = -1, np.empty(0, np.int64)
 
@@ -160,7 +158,7 @@ class Order:
         return self.rows[int(self._permutation[position])]
 
 
-def collate(rows: list[np.ndarray], pad: int) -> dict[str, "torch.Tensor"]:
+def collate(rows: list[np.ndarray], pad: int) -> dict[str, torch.Tensor]:
     """Right-pad to the longest row; the labels of the padding are -100, which the loss leaves out.
 
     >>> batch = collate([np.array([5, 6, 7]), np.array([8, 9])], pad=0)

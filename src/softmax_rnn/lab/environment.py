@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import subprocess
@@ -12,6 +11,9 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from ..errors import UserError
+from ..files import read_json
 
 PACKAGES = ("softmax-rnn", "torch", "transformers", "accelerate", "tokenizers", "datasets", "numpy", "safetensors")
 
@@ -73,6 +75,17 @@ def _processor() -> str:
 
 
 def load(run: Path) -> dict[str, Any]:
-    """The environment of a run, or nothing."""
+    """The environment of a run, or nothing; one that cannot be read is refused."""
     file = run / "environment.json"
-    return json.loads(file.read_text()) if file.exists() else {}
+    if not file.exists():
+        return {}
+    try:
+        about = read_json(file)
+    except UserError as error:
+        raise UserError(f"{error} Rename it to damaged-environment.json, then run the same command.") from None
+    whole = isinstance(about, dict) and isinstance(about.get("data"), str) and isinstance(about.get("sessions"), list)
+    if not whole:
+        raise UserError(
+            f"{file} lacks data and sessions: rename it to damaged-environment.json, then run the same command."
+        )
+    return about

@@ -16,9 +16,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..cli import whole
 from ..errors import UserError
 from .config import RunConfig, from_dict
-from .store import read_run
+from .store import DamagedRun, read_run
 from .watch import StopSignals
 
 POLL_SECONDS = 0.3
@@ -51,38 +52,39 @@ class Job:
 
 
 def status(run: RunConfig) -> str:
-    """``done``, ``diverged``, ``unfinished`` or ``new``."""
+    """``done``, ``diverged``, ``unfinished``, ``damaged`` or ``new``."""
     try:
         return read_run(run.folder).status
     except (FileNotFoundError, NotADirectoryError):
         return "new"
+    except DamagedRun:
+        return "damaged"  # training it again restores what its last checkpoint holds
 
 
 def add_options(parser: argparse.ArgumentParser, jobs: int = 1) -> None:
     """``--jobs``, ``--dry-run`` and what SLURM needs to know."""
-    parser.add_argument("--jobs", type=int, default=jobs, help="how many runs at a time (on SLURM: of the array)")
+    parser.add_argument(
+        "--jobs", type=whole(1, 10_000), default=jobs, help="how many runs at a time (on SLURM: of the array)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
     slurm = parser.add_argument_group("on a cluster")
     slurm.add_argument("--slurm", action="store_true", help="submit a SLURM job array instead of running here")
     slurm.add_argument("--partition", help="SLURM partition")
     slurm.add_argument("--account", help="SLURM account")
     slurm.add_argument(
-        "--minutes", type=int, default=24 * 60, help="time limit of one job; it is queued again when that is over"
+        "--minutes",
+        type=whole(1, 10**6),
+        default=24 * 60,
+        help="time limit of one job; it is queued again when that is over",
     )
     slurm.add_argument(
-        "--processes", type=int, default=1, help="processes per run (DDP, or fully_shard with run.sharded)"
+        "--processes", type=whole(1, 10_000), default=1, help="processes per run (DDP, or fully_shard with run.sharded)"
     )
-    slurm.add_argument("--gpus", type=int, default=0, help="GPUs per run; give as many processes")
-    slurm.add_argument("--cpus", type=int, default=4, help="cores per process")
+    slurm.add_argument("--gpus", type=whole(0, 10_000), default=0, help="GPUs per run; give as many processes")
+    slurm.add_argument("--cpus", type=whole(1, 10_000), default=4, help="cores per process")
     slurm.add_argument(
         "--setup", action="append", default=[], help="a shell line before the job, such as 'module load cuda'"
     )
-
-
-def check_options(options: argparse.Namespace) -> None:
-    """Refuse what argparse lets through."""
-    if options.jobs < 1:
-        raise UserError(f"--jobs must be positive, got {options.jobs}.")
 
 
 def run_all(runs: Sequence[RunConfig], options: argparse.Namespace, name: str) -> int:

@@ -6,18 +6,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..errors import UserError
+from ..files import read_yaml, writing
 from . import checkpoint, environment
 from .config import RunConfig, content_hash, to_yaml
-from .recorder import read
+from .recorder import DamagedMetrics, read
+
+ADVICE = "make room, or choose another --run.root"
+OURS = r"\.lock|\.?(environment\.json|config\.yaml|metrics\.jsonl)(\.new)?|\.saving|(\.removing-|damaged-)?checkpoint-\d+|damaged-.*"
 
 
 @dataclass(frozen=True)
@@ -55,26 +58,36 @@ def _share(opened: Opened | None, world: int) -> Opened:
 def _claimed(folder: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
-    if folder.is_dir() and not (folder / "config.yaml").exists() and any(p.name != ".lock" for p in folder.iterdir()):
-        raise UserError(f"{folder} is not empty and not a run: choose another --run.folder.")
-    try:
+    with writing(folder, ADVICE):
+        if folder.is_dir() and not (folder / "config.yaml").exists():
+            strange = sorted(p.name for p in folder.iterdir() if not is_ours(p.name))
+            if strange:
+                raise UserError(f"{folder} is not a run and holds {strange[0]}: choose another --run.folder.")
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / ".lock", timeout=0)
-        lock.acquire()
-    except Timeout:
-        raise UserError(f"Another process is training in {folder}: wait for it or stop it.") from None
-    except OSError as error:
-        raise UserError(f"Cannot write to {folder} ({error.strerror}): choose another --run.root.") from None
+        try:
+            lock.acquire()
+        except Timeout:
+            raise UserError(f"Another process is training in {folder}: wait for it or stop it.") from None
     with lock:
         yield
+
+
+def is_ours(name: str) -> bool:
+    """True for what a run writes into its folder: what a kill or a full disk can leave there before ``config.yaml``."""
+    return re.fullmatch(OURS, name) is not None
 
 
 def _inspect(config: RunConfig, data_fingerprint: str, world: int) -> Opened:
     folder = config.folder
     written = folder / "config.yaml"
-    if written.exists():
-        _check_same(config, yaml.safe_load(written.read_text()))
-    about = environment.load(folder) or environment.describe(config.seed) | {"data": data_fingerprint, "sessions": []}
+    begun = written.exists()
+    if begun:
+        _check_same(config, _read_config(written))
+    elif checkpoint.checkpoints(folder) and not folder.name.endswith(config.hash):
+        raise UserError(f"{folder} has checkpoints and no config.yaml to say of what: choose another --run.folder.")
+    fresh = {"data": data_fingerprint, "sessions": []}
+    about = (environment.load(folder) if begun else {}) or environment.describe(config.seed) | fresh
     if about["data"] != data_fingerprint:
         raise UserError(
             f"The text of {config.data.source} is no longer what {folder} began with: restore it, or start afresh with another --name."
@@ -84,14 +97,25 @@ def _inspect(config: RunConfig, data_fingerprint: str, world: int) -> Opened:
     checkpoint.clean(folder)
     begin = checkpoint.newest(folder, lambda text: print(text, file=sys.stderr))
     about["sessions"].append(environment.session(0 if begin is None else checkpoint.step_of(begin), world))
-    try:
+    with writing(folder, ADVICE):
+        if not begun or not written.read_text():
+            checkpoint.write_atomically(written, to_yaml(config))
         checkpoint.write_atomically(folder / "environment.json", json.dumps(about, indent=1))
-        checkpoint.write_atomically(written, to_yaml(config))
-    except OSError as error:
-        raise UserError(
-            f"Cannot write to {folder} ({error.strerror}): make room, or choose another --run.root."
-        ) from None
     return Opened(begin, False)
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    """The configuration of a run that was begun."""
+    try:
+        there = read_yaml(file)
+        if not isinstance(there, dict):
+            raise UserError(f"{file} holds no configuration.")
+    except UserError as error:
+        name = "damaged-config.yaml"
+        raise UserError(
+            f"{str(error).rstrip('.')}: the file is damaged; rename it to {name}, then run the same command."
+        ) from None
+    return there
 
 
 def _check_same(config: RunConfig, there: dict[str, Any]) -> None:
@@ -114,6 +138,9 @@ def _flat(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def finished(folder: Path) -> bool:
-    """True if the run came to its end."""
-    rows = read(folder / "metrics.jsonl")
+    """True if the run came to its end, and its metrics are whole."""
+    try:
+        rows = read(folder / "metrics.jsonl")
+    except DamagedMetrics:
+        return False  # continuing restores what the last checkpoint holds, and says so
     return bool(rows) and rows[-1].get("event") == "done"

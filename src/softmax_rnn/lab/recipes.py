@@ -96,6 +96,6 @@ def recipe(name: str) -> RunConfig:
     >>> recipe("paper").train.lr
     0.0001
     """
-    if name not in RECIPES:
+    if not isinstance(name, str) or name not in RECIPES:
         raise UserError(f"Unknown preset {name!r}; known are {', '.join(RECIPES)}.")
     return RECIPES[name]()

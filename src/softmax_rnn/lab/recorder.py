@@ -8,6 +8,10 @@
 executions of the same run, however often it was killed in between: what is not yet in the file is kept in the
 checkpoint, and on resuming the rows after the checkpoint are cut off.
 
+**Damage.** A kill can cut the last line short, and nothing else: any other line that is not a row raises ``DamagedMetrics`` with its
+number. Every checkpoint holds a copy of the rows up to it. A file that contradicts the copy is set aside under another name,
+never written over, and the run continues from the copy.
+
 A **loss spike** is a step whose loss exceeds the median of the last 64 steps by more than 6 robust standard deviations
 (1.4826 times the median absolute deviation) and by more than 0.1, or is not finite; steps in a row are one spike.
 Counted after 16 steps.
@@ -15,16 +19,21 @@ Counted after 16 steps.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..errors import UserError
+from .checkpoint import write_atomically
+
+COPY = "metrics.jsonl"  # in a checkpoint
 TIMINGS = ("seconds", "tokens_per_second", "data_share")
 WINDOW, WARM, ROBUST_SIGMAS, MINIMUM = 64, 16, 6.0, 0.1
 
@@ -84,22 +93,25 @@ class Recorder:
         self.waited = 0.0  # seconds in this session in which training waited for data
         self._since = (self.started, 0, 0.0)
 
-    def resume(self, checkpoint: Path | None) -> None:
-        """Go back to a checkpoint, or to the beginning: state and file."""
+    def resume(self, checkpoint: Path | None, warn: Callable[[str], None] = lambda text: None) -> None:
+        """Go back to a checkpoint, or to the beginning: state and file. ``warn`` hears of damage."""
         if checkpoint is not None:
             self.progress = Progress(**json.loads((checkpoint / "progress.json").read_text()))
         if self.writes:
-            truncate(self.file, self.progress.step)
+            restore(self.file, self.progress.step, checkpoint, warn)
         self.started = time.monotonic()
         self._since = (self.started, self.progress.tokens, 0.0)
 
     def save(self, checkpoint: Path) -> None:
-        """Put the state into a checkpoint that is being written; the rows up to it are made durable first."""
+        """Put the state and the rows up to here into a checkpoint that is being written; the rows are made durable first."""
+        rows = b""
         if self.file.exists():
             with self.file.open("rb") as file:
                 os.fsync(file.fileno())
+                rows = file.read()
         state = asdict(self.progress) | {"seconds": self.seconds}
         (checkpoint / "progress.json").write_text(json.dumps(state))
+        (checkpoint / COPY).write_bytes(rows)
 
     def add(self, steps: Sequence[tuple[float, int]]) -> None:
         """Take in steps as (loss, tokens); raises ``Diverged`` after too many in a row without a finite loss."""
@@ -140,22 +152,98 @@ class Recorder:
         return clean
 
 
+class DamagedMetrics(ValueError):
+    """A line of a metrics file is not a row; the sentence names the file and the line."""
+
+
 def read(file: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file; a last line that a kill cut short is left out."""
-    rows = []
-    for line in file.read_text().splitlines() if file.exists() else []:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break
-    return rows
+    """The rows of a metrics file; a last line that a kill cut short is left out. A missing file has no rows."""
+    return [row for row, _ in _lines(file)]
 
 
-def truncate(file: Path, step: int) -> None:
-    """Keep the rows up to a step, and drop what was said about the end."""
-    rows = [row for row in read(file) if row["step"] <= step and "event" not in row]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    if file.exists() and file.read_text() != text:
-        from .checkpoint import write_atomically
+def _lines(file: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Each row with the bytes it was read from."""
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        return
+    *lines, rest = content.split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        row = _row(line)
+        if isinstance(row, str):
+            raise DamagedMetrics(f"line {number} of {file.name} {row}")
+        yield row, line + b"\n"
+    last = _row(rest)  # empty, unless a kill came while it was written
+    if isinstance(last, dict):
+        yield last, rest + b"\n"
 
-        write_atomically(file, text)
+
+def _row(line: bytes) -> dict[str, Any] | str:
+    """The row, or what is wrong with it."""
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return "is not JSON" if line.strip() else "is empty"
+    if not isinstance(row, dict) or not all(isinstance(row.get(key), int) for key in ("step", "tokens")):
+        return "has no step and tokens"
+    wrong = [key for key, value in row.items() if not isinstance(value, str if key == "event" else int | float | None)]
+    return f"has no number for {wrong[0]}" if wrong else row
+
+
+def restore(file: Path, step: int, checkpoint: Path | None, warn: Callable[[str], None]) -> None:
+    """Make the file end where the checkpoint was saved, with the rows that the checkpoint holds."""
+    held = _held(file, step, checkpoint)
+    content = file.read_bytes() if file.exists() else b""
+    if content == held:
+        return
+    place = _damage(file, content, held)
+    if place is not None:
+        aside = _free_name(file)
+        if content:
+            os.replace(file, aside)
+        kept = f"it is now {aside.name}, and " if content else ""
+        begin = f"the rows up to step {step} are those of {checkpoint.name}" if checkpoint else "the run begins again"
+        warn(f"{file} is damaged ({place}): {kept}{begin}.")
+    write_atomically(file, held.decode())
+
+
+def _damage(file: Path, content: bytes, held: bytes) -> str | None:
+    """Where a file is not what was written to it, or None."""
+    if not content.startswith(held):
+        return _first_difference(content, held)
+    try:
+        read(file)
+    except DamagedMetrics as error:
+        return str(error)
+    return None
+
+
+def _held(file: Path, step: int, checkpoint: Path | None) -> bytes:
+    """The rows up to a checkpoint: its own copy, or, where an older edition saved none, the file's."""
+    if checkpoint is None:
+        return b""
+    if (checkpoint / COPY).exists():
+        return (checkpoint / COPY).read_bytes()
+    try:
+        return b"".join(line for row, line in _lines(file) if row["step"] <= step and "event" not in row)
+    except DamagedMetrics as error:
+        raise UserError(
+            f"{file.parent}: {error}, and {checkpoint.name} is too old to hold a copy: restore the file from a backup, or "
+            "move the folder away and begin again."
+        ) from None
+
+
+def _first_difference(content: bytes, held: bytes) -> str:
+    """Which line of a file is not what the checkpoint says."""
+    if not content:
+        return "missing or empty"
+    there, expected = content.splitlines(), held.splitlines()
+    number = next((i for i, (a, b) in enumerate(zip(there, expected, strict=False)) if a != b), len(there))
+    if number == len(there):
+        return f"it ends after line {number} of {len(expected)}"
+    return f"line {number + 1} is not what was written"
+
+
+def _free_name(file: Path) -> Path:
+    names = (file.with_name(f"damaged-{i or ''}{'-' if i else ''}{file.name}") for i in itertools.count())
+    return next(name for name in names if not name.exists())

@@ -1,23 +1,23 @@
 """Finished and unfinished runs as tables: what ``softmax-rnn list --runs`` shows and what figures read.
 
-Nothing here needs torch: a run's ``config.yaml`` and ``metrics.jsonl`` are enough, so committed results without
-checkpoints count too.
+Nothing here needs torch: a run's ``config.yaml`` and ``metrics.jsonl`` are enough, so committed results without checkpoints count
+too. A damaged run is one of the table, with the file and the line that are damaged; it never hides the others.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..errors import UserError
-from .recorder import read
+from ..files import read_yaml
+from .model import label
+from .recorder import DamagedMetrics, read
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, ten times as fast, where libyaml is there
-
-COLUMNS = ("run", "status", "mechanism", "source", "size", "seed", "step", "steps", "train_loss", "test_loss", "spikes")
+DEPTH = 4  # how many folders down runs are looked for
 
 
 @dataclass(frozen=True)
@@ -25,27 +25,42 @@ class Run:
     """One run folder, read."""
 
     folder: Path
-    config: dict[str, Any]
-    rows: list[dict[str, Any]]
+    config: dict[str, Any] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    damage: str | None = None
 
     @property
     def status(self) -> str:
-        """``done``, ``diverged``, or ``unfinished``."""
+        """``done``, ``diverged``, ``unfinished`` or ``damaged``."""
+        if self.damage is not None:
+            return "damaged"
         return str(self.rows[-1].get("event", "unfinished")) if self.rows else "unfinished"
+
+    @property
+    def step(self) -> int:
+        """How far it came."""
+        return int(self.rows[-1]["step"]) if self.rows else 0
 
     def last(self, key: str) -> Any:
         """The newest value of a metric, or None."""
         return next((row[key] for row in reversed(self.rows) if row.get(key) is not None), None)
 
+    def option(self, name: str) -> Any:
+        """A value of the configuration by its dotted name, or None."""
+        value: Any = self.config
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return value
+
     def columns(self) -> dict[str, Any]:
         """What tells this run from others."""
-        mechanism = self.config["model"]["mechanism"]
+        mechanism = self.option("model.mechanism")
         return {
             "run": self.folder.name,
-            "mechanism": mechanism if isinstance(mechanism, str) else "custom",
-            "source": self.config["data"]["source"],
-            "size": self.config["model"]["size"],
-            "seed": self.config["seed"],
+            "mechanism": None if mechanism is None else label(mechanism),
+            "source": self.option("data.source"),
+            "size": self.option("model.size"),
+            "seed": self.option("seed"),
         }
 
 
@@ -56,46 +71,84 @@ class DamagedRun(UserError):
 def read_run(folder: str | Path) -> Run:
     """One run; a folder without ``config.yaml`` raises ``FileNotFoundError``, files that make no sense ``DamagedRun``."""
     folder = Path(folder)
+    if not os.path.lexists(folder / "config.yaml"):
+        raise FileNotFoundError(f"{folder} is not a run: it has no config.yaml")
+    config = _read_config(folder)
     try:
-        config = yaml.load((folder / "config.yaml").read_text(), LOADER)
-        steps, *_ = config["train"]["steps"], config["seed"], config["model"]["mechanism"], config["data"]["source"]
-    except (ValueError, yaml.YAMLError, KeyError, TypeError):
-        raise _damaged(folder, "config.yaml is not that of a run") from None
-    try:
-        run = Run(folder, config, read(folder / "metrics.jsonl"))
-    except ValueError:
-        raise _damaged(folder, "metrics.jsonl is not text") from None
-    if any(not isinstance(row, dict) or "step" not in row or "tokens" not in row for row in run.rows):
-        raise _damaged(folder, "metrics.jsonl has a row without step and tokens")
-    if run.status == "done" and run.rows[-1]["step"] != steps:
-        raise _damaged(folder, f"it says done at step {run.rows[-1]['step']} of {steps}")
+        rows = read(folder / "metrics.jsonl")
+    except DamagedMetrics as error:
+        raise _damaged(folder, str(error)) from None
+    except OSError as error:
+        raise _damaged(folder, f"metrics.jsonl cannot be read: {error.strerror}") from None
+    run = Run(folder, config, rows)
+    steps = config["train"]["steps"]
+    if run.status == "done" and run.step != steps:
+        raise _damaged(folder, f"it says done at step {run.step} of {steps}")
     if run.status == "done" and run.last("test_loss") is None:
         raise _damaged(folder, "it says done and has no test loss")
     return run
 
 
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        config = read_yaml(folder / "config.yaml")
+        told = (config["train"]["steps"], config["seed"], config["model"]["mechanism"], config["data"]["source"])
+    except (UserError, KeyError, TypeError):
+        raise _damaged(folder, "config.yaml is not that of a run") from None
+    if not isinstance(told[0], int) or not isinstance(told[1], int):
+        raise _damaged(folder, "config.yaml is not that of a run")
+    return dict(config)
+
+
 def _damaged(folder: Path, why: str) -> DamagedRun:
-    return DamagedRun(f"{folder} is damaged ({why}): delete the folder, then run the same command.")
+    return DamagedRun(
+        f"{folder} is damaged ({why}): train it again with the same command, which continues from its last checkpoint."
+    )
 
 
 def find_runs(root: str | Path) -> list[Run]:
-    """All runs in a folder, up to two levels down, by name."""
-    root = Path(root)
-    found = [root, *root.glob("*"), *root.glob("*/*")]
-    return [
-        read_run(p) for p in sorted(found) if (p / "config.yaml").is_file() and not p.name.startswith("checkpoint-")
-    ]
+    """All runs in a folder, by name; a damaged one is among them and says what is wrong with it."""
+    found = [_read_or_damaged(folder) for folder in sorted(_folders(Path(root), DEPTH))]
+    return [run for run in found if run is not None]
+
+
+def _read_or_damaged(folder: Path) -> Run | None:
+    """None if there is no more than a ``config.yaml`` of somebody else."""
+    try:
+        return read_run(folder)
+    except (DamagedRun, FileNotFoundError) as error:
+        ours = any((folder / name).exists() for name in ("metrics.jsonl", "environment.json"))
+        return Run(folder, damage=str(error)) if ours else None
+
+
+def _folders(root: Path, depth: int) -> Iterator[Path]:
+    """Run folders below ``root``: not inside of other runs, checkpoints, hidden folders or other disks."""
+    try:
+        entries = list(os.scandir(root))
+        device = os.stat(root).st_dev
+    except OSError:
+        return
+    if any(entry.name == "config.yaml" for entry in entries):
+        yield root
+        return
+    for entry in entries if depth else []:
+        try:
+            is_place = entry.is_dir(follow_symlinks=depth == DEPTH) and not entry.name.startswith(".")
+            if is_place and entry.stat().st_dev == device:
+                yield from _folders(Path(entry.path), depth - 1)
+        except OSError:
+            continue
 
 
 def runs_table(root: str | Path) -> list[dict[str, Any]]:
-    """One row per run, with the keys of ``COLUMNS`` and ``tokens``, ``seconds``, ``folder``; an empty list if there
-    are none.
+    """One row per run: run, status, mechanism, source, size, seed, step, steps, the newest train_loss, test_loss and spikes, tokens,
+    seconds, folder, and for a damaged run a note; an empty list if there are none.
     """
     return [
         run.columns()
-        | {"status": run.status, "steps": run.config["train"]["steps"], "folder": str(run.folder)}
-        | {"step": run.rows[-1]["step"] if run.rows else 0}
+        | {"status": run.status, "step": run.step, "steps": run.option("train.steps")}
         | {key: run.last(key) for key in ("train_loss", "test_loss", "spikes", "tokens", "seconds")}
+        | {"folder": str(run.folder), "note": run.damage}
         for run in find_runs(root)
     ]
 

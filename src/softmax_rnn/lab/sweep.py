@@ -13,60 +13,52 @@ shows where everything is. With ``--slurm`` the rest of the grid becomes one job
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..cli import Parser
 from ..errors import MechanismError, UserError
-from .config import RunConfig, from_dict
-from .farm import ENDED, add_options, check_options, run_all, status
+from ..files import read_yaml
+from .config import RunConfig, build
+from .farm import ENDED, add_options, run_all, status
+from .options import merge, nested
+
+MOST_RUNS = 100_000
 
 
 def read_sweep(file: Path) -> list[RunConfig]:
     """The runs of a sweep file, in the order of its grid; anything unknown in it is refused."""
-    try:
-        sweep = yaml.safe_load(file.read_text())
-    except OSError as error:
-        raise UserError(f"Cannot read {file}: {error.strerror}.") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
+    sweep = read_yaml(file)
     known = ("preset", "base", "grid")
     if not isinstance(sweep, dict) or not isinstance(sweep.get("grid"), dict) or set(sweep) - set(known):
         raise UserError(f"{file} must have the keys {', '.join(known)} and no others, with lists of values under grid.")
+    base = sweep.get("base") or {}
+    if not isinstance(base, dict):
+        raise UserError(f"{file}: base must hold options, such as train: {{steps: 500}}, got {base!r}.")
     lists = {key: values if isinstance(values, list) else [values] for key, values in sweep["grid"].items()}
-    runs = []
-    for values in product(*lists.values()):
-        options: dict[str, Any] = {}
-        _merge(options, sweep.get("base") or {})
-        for key, value in zip(lists, values, strict=True):
-            _merge(options, _nested(key, value))
-        try:
-            runs.append(from_dict(options, sweep.get("preset", "laptop")))
-        except (UserError, MechanismError) as error:
-            raise UserError(f"{file}: {error}") from None
-    twice = {run.folder for run in runs if [other.folder for other in runs].count(run.folder) > 1}
-    if twice:
-        raise UserError(f"{file}: two runs of the grid are the same ({sorted(twice)[0]}).")
+    count = math.prod(len(values) for values in lists.values())
+    if not 1 <= count <= MOST_RUNS:
+        raise UserError(f"{file}: the grid has {count:,} runs, and 1 to {MOST_RUNS:,} are possible.")
+    try:
+        runs = [_one(base, lists, values, sweep.get("preset")) for values in product(*lists.values())]
+    except (UserError, MechanismError) as error:
+        raise UserError(f"{file}: {error}") from None
+    first = Counter(run.folder for run in runs).most_common(1)[0]
+    if first[1] > 1:
+        raise UserError(f"{file}: two runs of the grid are the same ({first[0]}).")
     return runs
 
 
-def _nested(key: str, value: Any) -> dict[str, Any]:
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return dict(value)
-
-
-def _merge(into: dict[str, Any], values: dict[str, Any]) -> None:
-    for key, value in values.items():
-        if isinstance(value, dict) and isinstance(into.get(key), dict):
-            _merge(into[key], value)
-        elif "." in key:
-            _merge(into, _nested(key, value))
-        else:
-            into[key] = dict(value) if isinstance(value, dict) else value
+def _one(base: dict[str, Any], keys: Iterable[str], values: Iterable[Any], preset: Any) -> RunConfig:
+    options: dict[str, Any] = {}
+    merge(options, base)
+    for key, value in zip(keys, values, strict=True):
+        merge(options, nested(key, value))
+    return build(options, preset)
 
 
 def main(argv: list[str]) -> int:
@@ -75,7 +67,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument("file", type=Path, help="a YAML file with preset, base and grid")
     add_options(parser)
     options = parser.parse_args(argv)
-    check_options(options)
     runs = read_sweep(options.file)
     if options.dry_run or all(status(run) in ENDED for run in runs):
         from rich.console import Console

@@ -3,9 +3,10 @@
 All three end as one ``PreTrainedTokenizerFast``, saved beside every checkpoint, with an end-of-text token that separates documents.
 """
 
-# No `from __future__ import annotations`: jsonargparse would import everything under TYPE_CHECKING to read the strings.
+from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 from .cache import cache_folder, locked
 from .corpora import check_hub
+from .options import check_range
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -36,24 +38,23 @@ class TokenizerConfig:
     vocab: int = 4096
 
     def __post_init__(self) -> None:
-        if self.vocab < 257:
-            raise UserError(f"tokenizer.vocab must be at least 257 (every byte and the end of text), got {self.vocab}.")
+        check_range("tokenizer", self, vocab=(257, 2**20))  # at least every byte and the end of text
 
 
 def load_tokenizer(
     config: TokenizerConfig, fingerprint: str, documents: Callable[[], Iterator[str]]
-) -> "PreTrainedTokenizerFast":
+) -> PreTrainedTokenizerFast:
     """The tokenizer; a BPE is trained on ``documents()`` unless the cache has the one of this corpus ``fingerprint``."""
     from transformers import PreTrainedTokenizerFast
 
     if config.source == "bpe":
         file = cache_folder("tokenizers") / f"bpe-{config.vocab}-{fingerprint[:16]}.json"
         with locked(file):
-            if not file.exists():
+            if not is_json(file):
                 _train_bpe(file, config.vocab, documents())
         return PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token=END, bos_token=END, pad_token=END)
     path = Path(os.path.expanduser(config.source))
-    if path.exists():
+    if config.source and path.exists():
         return _from_disk(path)
     if path.suffix == ".json" or config.source.count("/") != 1:
         raise UserError(
@@ -84,11 +85,19 @@ def _train_bpe(file: Path, vocab: int, documents: Iterator[str]) -> None:
     )
     tokenizer.train_from_iterator(enough(), trainer)
     partial = file.with_suffix(".partial")
-    tokenizer.save(str(partial))
+    partial.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     os.replace(partial, file)
 
 
-def _from_disk(path: Path) -> "PreTrainedTokenizerFast":
+def is_json(file: Path) -> bool:
+    """False if the file is not there, or not whole."""
+    try:
+        return isinstance(json.loads(file.read_text(encoding="utf-8")), dict)
+    except (OSError, ValueError):
+        return False
+
+
+def _from_disk(path: Path) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:
@@ -98,10 +107,11 @@ def _from_disk(path: Path) -> "PreTrainedTokenizerFast":
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{path} is not a tokenizer that transformers can read: {str(error).splitlines()[0]}") from None
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path} is not a tokenizer that transformers can read: {reason}") from None
 
 
-def _from_hub(name: str) -> "PreTrainedTokenizerFast":
+def _from_hub(name: str) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer
 
     try:
@@ -118,7 +128,7 @@ def _from_hub(name: str) -> "PreTrainedTokenizerFast":
     return _with_end(tokenizer, name)
 
 
-def _with_end(tokenizer: Any, name: str) -> "PreTrainedTokenizerFast":
+def _with_end(tokenizer: Any, name: str) -> PreTrainedTokenizerFast:
     if tokenizer.eos_token_id is None:
         known = tokenizer.get_vocab()
         end = next((t for t in (END, "</s>", "<eos>", "[SEP]", "<|end_of_text|>") if t in known), None)
@@ -130,7 +140,7 @@ def _with_end(tokenizer: Any, name: str) -> "PreTrainedTokenizerFast":
     return tokenizer
 
 
-def fingerprint_of(tokenizer: "PreTrainedTokenizerFast") -> str:
+def fingerprint_of(tokenizer: PreTrainedTokenizerFast) -> str:
     """A hash of everything that decides how text is cut."""
     text = tokenizer.backend_tokenizer.to_str() + str(tokenizer.eos_token_id)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -10,8 +10,10 @@ before going on. The folder gets its final name when it is complete.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -49,6 +51,16 @@ def open_tokens(folder: Path) -> tuple[Tokens, Tokens]:
     return train, test
 
 
+def is_whole(folder: Path) -> bool:
+    """True if a folder has all tokens that were written to it."""
+    try:
+        about = json.loads((folder / "about.json").read_text())
+        train, test = open_tokens(folder)
+        return bool(len(train.stream) + len(test.stream) == about["tokens"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
 def write_tokens(
     folder: Path,
     corpus: Corpus,
@@ -62,6 +74,7 @@ def write_tokens(
     ``advance(documents, tokens)`` hears of the progress. With ``max_tokens`` the writing stops at the first portion
     beyond it.
     """
+    shutil.rmtree(folder, ignore_errors=True)  # there only if it is damaged
     partial = folder.with_name(folder.name + ".partial")
     writer = _Writer.resume(partial, "uint16" if len(tokenizer) <= 2**16 else "uint32")
     for texts in _portions(corpus.documents(writer.documents)):
@@ -98,8 +111,10 @@ class _Writer:
         folder.mkdir(exist_ok=True)
         record = folder / "progress.json"
         done: dict[str, Any] = {"documents": 0, "tokens": 0, "sizes": {}}
-        if record.exists():
-            done = json.loads(record.read_text())
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            there = json.loads(record.read_text())
+            if all((folder / name).stat().st_size >= size for name, size in there["sizes"].items()):
+                done = {key: there[key] for key in done}
         for name in (f"{split}.{kind}" for split in SPLITS for kind in ("stream", "ends")):
             (folder / name).touch()
             os.truncate(folder / name, done["sizes"].setdefault(name, 0))

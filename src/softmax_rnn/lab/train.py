@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import UserError
+from ..errors import UserError, printable
 from .config import RunConfig, parse
 
 Ending = Literal["done", "stopped", "diverged", "failed"]
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
         print("Stopped before training began; the same command goes on.", file=sys.stderr)
         return EXIT_CODES["stopped"]
     if first:
-        print(outcome.message, file=sys.stdout if outcome.ending == "done" else sys.stderr)
+        print(printable(outcome.message), file=sys.stdout if outcome.ending == "done" else sys.stderr)
     return EXIT_CODES[outcome.ending]
 
 
@@ -71,8 +71,9 @@ def train(config: RunConfig, *, quiet: bool = False) -> Outcome:
         torch.set_num_threads(config.run.threads)
 
     from .data import prepare
-    from .model import build_model
+    from .model import build_model, check_model
 
+    _check_memory(check_model(config.model, config.tokenizer.vocab, config.data.length))
     data = prepare(config.data, config.tokenizer, quiet=quiet or not first)
     arguments = training_arguments(config, world, micro)
     model = build_model(config.model, data.tokenizer, config.data.length, config.seed)
@@ -101,6 +102,17 @@ def _check_tracker(tracker: str) -> None:
     if tracker != "none" and importlib.util.find_spec(tracker) is None:
         raise UserError(
             f"--run.tracker {tracker} needs the package {tracker}: pip install {tracker}, or leave the option out."
+        )
+
+
+def _check_memory(parameters: int) -> None:
+    """Refuse weights, gradients and moments that this machine cannot hold: asking for them would end in a kill."""
+    gigabytes, has = parameters * 16 / 2**30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if gigabytes / world > has:
+        raise UserError(
+            f"{parameters:,} parameters need {gigabytes:,.0f} GB of memory to train, and this machine has {has:,.0f} GB: "
+            "take a smaller model."
         )
 
 
@@ -185,7 +197,7 @@ def _session(config: RunConfig, arguments: Any, model: Any, data: Any, begin: Pa
             callbacks=[Flow(bar, stop)],
         )
         trainer.remove_callback(PrinterCallback)
-        recorder.resume(begin)
+        recorder.resume(begin, lambda text: print(text, file=sys.stderr))
         try:
             trainer.train(resume_from_checkpoint=None if begin is None else str(begin))
             trainer.settle()

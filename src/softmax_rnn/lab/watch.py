@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from ..errors import printable
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -30,8 +32,9 @@ def tokenising_bar(name: str, max_tokens: int | None, *, quiet: bool) -> Iterato
         TextColumn("{task.fields[done]}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=_console(), disable=quiet) as bar:
-        task = bar.add_task(name, total=max_tokens, done="")
+    console = _console()
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task(printable(name), total=max_tokens, done="")
 
         def advance(documents: int, tokens: int) -> None:
             bar.update(task, completed=tokens, done=f"{documents:,} documents, {tokens:,} tokens")
@@ -43,7 +46,7 @@ class TrainingBar:
     """Steps, loss, tokens per second and time left; on a console that is no terminal, a line per evaluation."""
 
     def __init__(self, name: str, steps: int, *, quiet: bool) -> None:
-        self.name, self.steps, self.quiet = name, steps, quiet
+        self.name, self.steps, self.quiet = printable(name), steps, quiet
         self.bar: Progress | None = None
         self.last: dict[str, Any] = {}
 

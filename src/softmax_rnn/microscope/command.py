@@ -12,11 +12,14 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..cli import Parser
-from ..errors import UserError, check_folder
+from ..cli import Parser, decimal, whole
+from ..errors import UserError, printable
+from ..files import check_folder, writing
+from ..files import read_text as text_of
 from . import results
 
 if TYPE_CHECKING:
@@ -36,11 +39,15 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--text", metavar="FILE", help="what the model reads")
     p.add_argument("--out", metavar="DIR", help="where to write (default: out/inspect/MODEL-FILE)")
-    p.add_argument("--max-tokens", type=int, default=512, help="how much of the text to read (default: 512)")
-    p.add_argument("--orders", type=int, default=128, help="the highest order to try, at most 128 (default: 128)")
+    p.add_argument(
+        "--max-tokens", type=whole(1, 2**31 - 1), default=512, help="how much of the text to read (default: 512)"
+    )
+    p.add_argument(
+        "--orders", type=whole(0, 128), default=128, help="the highest order to try, at most 128 (default: 128)"
+    )
     p.add_argument(
         "--tolerance",
-        type=float,
+        type=decimal(1e-12, 1.0),
         default=0.01,
         help="a head's output counts as equal to softmax's if their relative difference is at most this (default: 0.01)",
     )
@@ -57,11 +64,11 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--layer-tokens",
-        type=int,
+        type=whole(0, 2**31 - 1),
         default=256,
         help="how much of the text to use when one layer is cut at a time; 0 leaves that part out (default: 256)",
     )
-    p.add_argument("--threads", type=int, help="processor threads (default: torch's choice)")
+    p.add_argument("--threads", type=whole(1, 1024), help="processor threads (default: torch's choice)")
     p.add_argument("--quiet", action="store_true", help="no progress bar")
     p.add_argument("--redraw", nargs="+", type=Path, metavar="FOLDER", help="draw inspections again, without the model")
     p.add_argument("--compare", nargs="+", type=Path, metavar="FOLDER", help="print inspections side by side")
@@ -109,10 +116,11 @@ def main(argv: list[str]) -> int:
         "text": Path(args.text).name,
         "calibration": _calibration(args, center, rest),
     }
-    results.save(found, about, out)
+    with writing(out, "make room, or choose another --out"):
+        results.save(found, about, out)
     for line in results.sentences(found.summary):
         print(line)
-    print(f"{out}/index.html")
+    print(printable(f"{out}/index.html"))
     return 0
 
 
@@ -120,8 +128,6 @@ def _check(args: argparse.Namespace) -> Path:
     """Where the results go, if everything that can be judged without the model is in order."""
     if args.model is None or args.text is None:
         raise UserError("Give a model and a text: softmax-rnn inspect MODEL --text FILE.")
-    if args.max_tokens < 1 or args.layer_tokens < 0 or (args.threads is not None and args.threads < 1):
-        raise UserError("--max-tokens and --threads must be at least 1, --layer-tokens at least 0.")
     for package in ("matplotlib", "rich"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"inspect needs {package}: pip install 'softmax-rnn[lab,report]'")
@@ -154,7 +160,7 @@ def _again(args: argparse.Namespace) -> int:
         for folder in results.folders(args.redraw):
             check_folder(folder, "--redraw")
             write_page(folder)
-            print(f"{folder}/index.html")
+            print(printable(f"{folder}/index.html"))
     if args.compare:
         found = {folder.name: results.load(folder) for folder in results.folders(args.compare)}
         print(results.compare(found), end="")
@@ -193,14 +199,10 @@ def _is_encoder(place: str | Path) -> bool:
     return config.model_type in ENCODERS and not getattr(config, "is_decoder", False)
 
 
+@cache  # a pipe can be read only once
 def read_text(path: str) -> str:
-    """The text of a file."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not text in UTF-8.") from None
-    except OSError as error:
-        raise UserError(f"Cannot read {path}: {error.strerror}.") from None
+    """The text of a file, a pipe or standard input."""
+    text = text_of(path)
     if not text.strip():
         raise UserError(f"{path} is empty: there is nothing to look at.")
     return text

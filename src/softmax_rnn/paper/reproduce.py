@@ -18,9 +18,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..cli import Parser
+from ..cli import Parser, whole
 from ..errors import UserError
-from ..lab.farm import ENDED, add_options, check_options, run_all, status
+from ..lab.farm import ENDED, add_options, run_all, status
 from .catalog import FIGURES, choose
 from .estimate import GPUS, cost
 from .scales import Cell, Scale, scale
@@ -39,16 +39,13 @@ def read_options(argv: list[str]) -> argparse.Namespace:
         help="cpu, paper, or early (the first edition's); quick has its own",
         choices=["cpu", "paper", "early"],
     )
-    parser.add_argument("--seeds", type=int, help="how many seeds (cpu and quick: 3, paper: 1, early: 5)")
+    parser.add_argument("--seeds", type=whole(1, 100), help="how many seeds (cpu and quick: 3, paper: 1, early: 5)")
     parser.add_argument("--out", type=Path, help="where to put everything (out/quick, out/cpu, out/paper)")
     parser.add_argument(
         "--size", "--variant", choices=["base", "large", "long", "short"], help="only the runs of this size"
     )
     add_options(parser, jobs=os.cpu_count() or 1)
     options = parser.parse_args(argv)
-    check_options(options)
-    if options.seeds is not None and options.seeds < 1:
-        raise UserError(f"--seeds must be positive, got {options.seeds}.")
     if options.figure == "quick" and options.scale is not None:
         raise UserError("quick is a scale of its own: leave --scale out, or name a figure.")
     options.scale = scale("quick" if options.figure == "quick" else options.scale or "cpu")
