@@ -189,7 +189,7 @@ def test_generate_options(refused: Refused, options: list[str], says: str) -> No
         (["inspect", "m", "--text", "/nowhere"], "Cannot read /nowhere"),
         (["inspect", "m", "--text", "/"], "Cannot read /: Is a directory"),
         (["bench", "ops", "--threads", "100000"], "--threads"),
-        (["bench", "startup", "--quick", "--json", "/dev/null/x.json"], "Cannot write to /dev/null"),
+        (["bench", "startup", "--quick", "--json", "/dev/null/x.json"], "/dev/null is a file"),
         (["reproduce", "all", "--seeds", "1000000", "--dry-run"], "--seeds"),
         (["reproduce", "quick", "--out", "/dev/null/out"], "Cannot write to /dev/null/out"),
         (["report", "/nowhere"], "/nowhere"),

@@ -123,8 +123,8 @@ def test_models_that_will_not_do(text: str, tmp_path: Path) -> None:
 
 
 def test_options_that_will_not_do(folder: str, text: str, tmp_path: Path) -> None:
-    assert "at least 1" in refused(folder, "--text", text, "--max-tokens", "0")
-    assert "from 1 to 128" in refused(folder, "--text", text, "--orders", "500", "--out", str(tmp_path / "out"))
+    assert "must be a whole number from 1" in refused(folder, "--text", text, "--max-tokens", "0")
+    assert "to 128" in refused(folder, "--text", text, "--orders", "500", "--out", str(tmp_path / "out"))
     assert "is a file" in refused(folder, "--text", text, "--out", text)
     assert "--text" in refused(folder)
     assert "softmax-rnn inspect MODEL --text FILE" in refused("--text", text)

@@ -68,7 +68,7 @@ def test_a_missing_seed_is_named(folder: Path) -> None:
         ("metrics.jsonl", lambda text: text[:-60], "unfinished", f"stopped at step {STEPS} of {STEPS}"),  # the end was cut off
         ("metrics.jsonl", lambda text: text[: len(text) // 2], "unfinished", "stopped at step"),
         ("metrics.jsonl", lambda text: "", "unfinished", f"stopped at step 0 of {STEPS}"),
-        ("metrics.jsonl", lambda text: '{"a": 1}\n' + text, "damaged", "without step and tokens"),
+        ("metrics.jsonl", lambda text: '{"a": 1}\n' + text, "damaged", "has no step and tokens"),
         ("metrics.jsonl", lambda text: text.replace("test_loss", "tost_loss"), "damaged", "no test loss"),
         ("metrics.jsonl", lambda text: text.splitlines()[0] + '\n{"step": 5, "tokens": 9, "event": "done"}\n', "damaged",
          f"says done at step 5 of {STEPS}"),

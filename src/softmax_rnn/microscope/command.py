@@ -12,7 +12,6 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
         "--max-tokens", type=whole(1, 2**31 - 1), default=512, help="how much of the text to read (default: 512)"
     )
     p.add_argument(
-        "--orders", type=whole(0, 128), default=128, help="the highest order to try, at most 128 (default: 128)"
+        "--orders", type=whole(1, 128), default=128, help="the highest order to try, at most 128 (default: 128)"
     )
     p.add_argument(
         "--tolerance",
@@ -199,9 +198,8 @@ def _is_encoder(place: str | Path) -> bool:
     return config.model_type in ENCODERS and not getattr(config, "is_decoder", False)
 
 
-@cache  # a pipe can be read only once
 def read_text(path: str) -> str:
-    """The text of a file, a pipe or standard input."""
+    """The text of a file."""
     text = text_of(path)
     if not text.strip():
         raise UserError(f"{path} is empty: there is nothing to look at.")
