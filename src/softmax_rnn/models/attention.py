@@ -66,16 +66,20 @@ def _as_state(k: Tensor, v: Tensor, m: Mechanism, keep: Tensor | None, center: T
     return KVState(m, center, None, m.kernel.map_vectors(k), v, keep, None)
 
 
+def ungated(m: Mechanism) -> Mechanism:
+    """What the layer asks ``attention`` for: it gates the values itself, before they go into a cache."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MechanismWarning)  # given once already, when the mechanism was made
+        return replace(m, input_gate=False)
+
+
 class SoftmaxRnnAttention(LlamaAttention):
     """As ``LlamaAttention``, except for the mechanism and its parameters."""
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.mechanism: Mechanism = config.layer_mechanisms()[layer_idx]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", MechanismWarning)  # given once already, when the mechanism was made
-            # The layer gates the values itself, before they go into a cache.
-            self.computed = replace(self.mechanism, input_gate=False)
+        self.computed = ungated(self.mechanism)
         hidden, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
         m, learned = self.mechanism, LEARNED[self.mechanism.norm] if self.mechanism.norm else ()
         self.in_gate_proj = nn.Linear(hidden, kv_heads) if m.input_gate else None
@@ -163,7 +167,7 @@ class SoftmaxRnnAttention(LlamaAttention):
         self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, mask: masks.Mask, layer: KroneckerLayer
     ) -> Step:
         """What a cache layer does with its state when these tokens, or the first of them, come."""
-        if layer.state is None:
+        if not layer.parts:
             self.check_state_size(q.shape[0])
         keep = mask.keep
         if keep is not None:

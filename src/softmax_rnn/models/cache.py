@@ -1,8 +1,9 @@
 """A cache of constant size for ``generate``: the Kronecker state in place of keys and values.
 
-``DynamicCache(config=...)`` and ``StaticCache(config=...)``, which ``generate`` and the model make for themselves, look up one
-cache layer class per entry of ``config.layer_types``. ``SoftmaxRnnConfig`` answers ``kronecker_state`` for finite kernels, which
-is one of these classes, and ``full_attention`` (keys and values) for all others; so hybrids mix the two.
+``DynamicCache(config=...)`` and ``StaticCache(config=...)``, which ``generate`` and the model make for themselves, look up how to
+make a cache layer by each entry of ``config.layer_types``. ``SoftmaxRnnConfig`` answers ``full_attention`` (keys and values) for
+kernels without a finite state, and for all others a name that stands for one of these classes with the layer's mechanism; so
+hybrids mix the two.
 
 A layer goes through ``Cache.update`` like any other, so that a cache may offload it; but instead of keys it hands over a step,
 a function from the state so far to the output and the next state. Going back (assisted decoding tries tokens and drops some)
@@ -13,16 +14,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, STATIC_LAYER_TYPE_MAPPING, Cache, CacheLayerMixin
 
+from ..algebra import Mechanism
 from ..errors import MechanismError
+from ..ops.api import attention
 from ..ops.state import KroneckerState
 
-KV, STATE = "full_attention", "kronecker_state"
+KV = "full_attention"
+MECHANISMS: dict[
+    str, Mechanism
+] = {}  # by layer type: layers hold plain data only, which transformers' exporters take apart
+
+
+def layer_type(mechanism: Mechanism) -> str:
+    """What a layer that computes ``mechanism`` keeps of the past, as an entry of ``config.layer_types``."""
+    if not mechanism.kernel.finite:
+        return KV
+    name = f"state of {mechanism!r}"
+    if name not in MECHANISMS:
+        MECHANISMS[name] = mechanism
+        dynamic, static = (
+            cast(dict[str, Any], DYNAMIC_LAYER_TYPE_MAPPING),
+            cast(dict[str, Any], STATIC_LAYER_TYPE_MAPPING),
+        )
+        dynamic[name], static[name] = partial(KroneckerLayer, name), partial(StaticKroneckerLayer, name)
+    return name
+
 
 # (state so far, how many of its tokens to read or None for all) -> output, state after them
 Step = Callable[[KroneckerState | None, int | None], tuple[Tensor, KroneckerState]]
@@ -36,18 +59,32 @@ class Taken(NamedTuple):
     tokens: int
 
 
+NO_KEYS = "A cache of constant size keeps no keys: use it with a SoftmaxRnnForCausalLM only."
+
+
 class KroneckerLayer(CacheLayerMixin):
-    """One layer's ``KroneckerState``; None before the first token."""
+    """One layer's ``KroneckerState``, part by part."""
 
     is_sliding = False
     is_croppable = True  # once ``activate_past_recording`` was called
     supports_early_init = False
 
-    def __init__(self, **_: Any) -> None:
+    def __init__(self, kind: str, **_: Any) -> None:
         super().__init__()
-        self.state: KroneckerState | None = None
+        self.kind = kind
+        self.parts: dict[str, Any] = {}
         self.record_past = False
         self.taken: list[Taken] = []
+
+    @property
+    def state(self) -> KroneckerState | None:
+        """What is remembered; None before the first token."""
+        return KroneckerState(MECHANISMS[self.kind], **self.parts) if self.parts else None
+
+    @state.setter
+    def state(self, state: KroneckerState | None) -> None:
+        names = [] if state is None else [f.name for f in fields(state) if f.name != "mechanism"]
+        self.parts = {name: getattr(state, name) for name in names}
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to prepare: the first step makes the state."""
@@ -57,16 +94,16 @@ class KroneckerLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Take a step; returns its output, twice, where other layers return keys and values."""
         if step is None:
-            raise MechanismError("A cache of constant size keeps no keys: use it with a SoftmaxRnnForCausalLM only.")
+            raise MechanismError(NO_KEYS)
         if self.record_past:
             self.taken.append(Taken(step, self.state, self.get_seq_length()))
         elif self.taken:
             self.taken.clear()
-        out, after = step(self.state, None)
-        self.put(after, key_states.shape[-2])
+        out, state = step(self.state, None)
+        self.put(state)
         return out, out
 
-    def put(self, state: KroneckerState, new_tokens: int) -> None:
+    def put(self, state: KroneckerState) -> None:
         """Remember this state from now on."""
         self.state = state
 
@@ -111,7 +148,7 @@ class KroneckerLayer(CacheLayerMixin):
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Beam search: each row continues the row it was chosen from."""
         if self.state is not None:
-            self.put(self.state.index_select(beam_idx.to(self.state.moments.device)), 0)
+            self.put(self.state.index_select(beam_idx.to(self.state.moments.device)))
             self.taken.clear()
 
     def batch_select_indices(self, indices: Tensor) -> None:
@@ -148,39 +185,67 @@ class StaticKroneckerLayer(KroneckerLayer):
 
     is_compileable = True
     is_croppable = False
+    supports_early_init = True
 
-    def __init__(self, max_cache_len: int, **_: Any) -> None:
-        super().__init__()
+    def __init__(self, kind: str, max_cache_len: int, **_: Any) -> None:
+        super().__init__(kind)
         self.max_cache_len = max_cache_len
         self.cumulative_length: Any = torch.tensor(0)  # as in transformers' StaticLayer
-        self.place: KroneckerState | None = None  # whose tensors ``state`` is written into
+        self.fresh = True  # nothing has been read yet, or since ``reset``
 
-    def put(self, state: KroneckerState, new_tokens: int) -> None:
-        """Copy the state to its place; the first one, and one of another batch size, makes the place."""
-        new, old = _tensors(state), {} if self.place is None else _tensors(self.place)
-        if {n: t.shape for n, t in new.items()} == {n: t.shape for n, t in old.items()}:
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """The state of no tokens, for (B, Hkv, 0, D): an exported program needs a place for it beforehand."""
+        m = MECHANISMS[self.kind]
+        B, H, _, _ = key_states.shape
+        nothing = {"output_gate": key_states.new_zeros(B, H, 0), "length_exponent": key_states.new_zeros(H)}
+        options = {name: nothing[name] for name in m.parameters}
+        state = attention(key_states, key_states, value_states, m, return_state=True, **options)[1]
+        self.settle(cast(KroneckerState, state))
+        self.fresh = False
+
+    def settle(self, state: KroneckerState) -> None:
+        """From now on states are written where this one is."""
+        self.state = state
+        self.is_initialized = True
+        tensors = list(_tensors(state).values())
+        self.keys, self.values = tensors[0], tensors[1]  # where exporters look for what a layer changes
+        self.cumulative_length = self.cumulative_length.to(tensors[0].device)
+        if not torch.compiler.is_compiling():
+            for tensor in (self.cumulative_length, *tensors):
+                torch._dynamo.mark_static_address(tensor)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, step: Step | None = None, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Take a step, and write the state to its place; the first one, or one of another batch size, makes the place."""
+        if step is None:
+            raise MechanismError(NO_KEYS)
+        out, state = step(None if self.fresh else self.state, None)
+        self.put(state)
+        self.cumulative_length.add_(key_states.shape[-2])
+        return out, out
+
+    def put(self, state: KroneckerState) -> None:
+        """Remember this state from now on, in the same place."""
+        new = _tensors(state)
+        if self.parts and all(new[name].shape == self.parts[name].shape for name in new):
             for name, tensor in new.items():
-                old[name].copy_(tensor)
+                self.parts[name].copy_(tensor)
         else:
-            self.place = state
-            self.cumulative_length = self.cumulative_length.to(state.moments.device)
-            if not torch.compiler.is_compiling():
-                for fixed in (self.cumulative_length, *new.values()):
-                    torch._dynamo.mark_static_address(fixed)
-        self.state = self.place
-        self.cumulative_length.add_(new_tokens)
+            self.settle(state)
+        self.fresh = False
 
     def get_seq_length(self) -> Any:
         """Tokens seen, padding included: a tensor, as for other static layers."""
-        return 0 if self.state is None else self.cumulative_length
+        return 0 if self.fresh else self.cumulative_length
 
     def get_max_length(self) -> int:
         """As the other layers of the cache: the state itself has no limit."""
         return self.max_cache_len
 
     def reset(self) -> None:
-        """Forget everything."""
-        super().reset()
+        """Forget everything, but not the place."""
+        self.fresh = True
         self.cumulative_length.zero_()
 
     def activate_past_recording(self) -> None:
@@ -195,10 +260,6 @@ def _tensors(state: KroneckerState) -> dict[str, Tensor]:
     """Those that belong to the sequences; ``center`` is the same for all, and never changes."""
     values = {f.name: getattr(state, f.name) for f in fields(state) if f.name != "center"}
     return {name: value for name, value in values.items() if isinstance(value, Tensor)}
-
-
-DYNAMIC_LAYER_TYPE_MAPPING[STATE] = KroneckerLayer
-STATIC_LAYER_TYPE_MAPPING[STATE] = StaticKroneckerLayer
 
 
 def cache_bytes(cache: Cache) -> int:

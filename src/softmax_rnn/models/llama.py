@@ -30,8 +30,8 @@ from ..algebra import Mechanism
 from ..errors import MechanismError, MechanismWarning
 from ..presets import mechanism as resolve
 from . import masks
-from .attention import LENGTH_EXPONENT, SoftmaxRnnAttention
-from .cache import KV, STATE
+from .attention import LENGTH_EXPONENT, SoftmaxRnnAttention, ungated
+from .cache import layer_type
 
 
 @strict
@@ -90,7 +90,7 @@ class SoftmaxRnnConfig(LlamaConfig):
     @property
     def layer_types(self) -> list[str]:
         """What each layer caches: a state of constant size where there is one, else keys and values."""
-        return [STATE if m.kernel.finite else KV for m in self.layer_mechanisms()]
+        return [layer_type(ungated(m)) for m in self.layer_mechanisms()]
 
     def validate_layer_type(self) -> None:
         """Nothing to check: ``layer_types`` follows from the mechanism."""
