@@ -1,0 +1,109 @@
+"""A task: rows of tokens with questions in them, made from a seed.
+
+    tokens    (rows, length)   what the model reads
+    answers   (rows, length)   what it should say after reading position t, ``NOTHING`` where nothing is asked
+
+Loss and accuracy count the asked positions only. Nothing is asked at the last position of a row, because a language model's target at t
+is its label at t + 1. Rows are made in blocks, each from its own seed, so that row i is the same however many there are.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+import numpy as np
+
+from ..errors import UserError
+
+NOTHING = -100  # the label that torch's cross-entropy leaves out
+BLOCK_ROWS = 2048  # rows made at once
+LARGEST = 2**16  # of any size of a task: token ids and row numbers stay small
+
+Rows = tuple[np.ndarray, np.ndarray]  # tokens and answers
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """What all tasks share.
+
+    Args:
+        rows: how many there are to train on.
+        test_rows: how many there are to test on, at the length of training.
+    """
+
+    name: ClassVar[str]
+    published: ClassVar[str]  # where the task comes from
+    length: ClassVar[int]  # tokens per row, unless the run says otherwise
+    at_least: ClassVar[dict[str, int]] = {}  # the smallest value of each field of a task, 1 if it is not here
+
+    rows: int = 65536
+    test_rows: int = 512
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, least = getattr(self, field.name), self.at_least.get(field.name, 1)
+            if isinstance(value, int) and not least <= value <= LARGEST:
+                raise UserError(f"task:{self.name} needs {field.name} from {least} to {LARGEST:,}, got {value}.")
+
+    @property
+    @abstractmethod
+    def vocabulary(self) -> int:
+        """How many different tokens there are."""
+
+    @property
+    @abstractmethod
+    def shortest(self) -> int:
+        """The shortest row that everything fits in."""
+
+    @abstractmethod
+    def make(self, rng: np.random.Generator, rows: int, length: int) -> Rows:
+        """Some rows: tokens and answers, (rows, length) each."""
+
+    def check(self, length: int) -> None:
+        """Refuse a row that is too short."""
+        if length < self.shortest:
+            raise UserError(
+                f"task:{self.name} with {self.sizes()} needs rows of at least {self.shortest} tokens, got {length}: "
+                "raise data.length, or make the task smaller."
+            )
+
+    def sizes(self) -> str:
+        """The task's own fields, as a list in words."""
+        own = [f for f in fields(self) if f.name not in ("rows", "test_rows")]
+        return ", ".join(f"{f.name} {getattr(self, f.name)}" for f in own)
+
+    def generate(self, rows: int, length: int, *seed: int) -> Rows:
+        """That many rows of a seed, in blocks.
+
+        >>> from softmax_rnn.tasks import task
+        >>> tokens, answers = task("mqar").generate(3, 64, 0)
+        >>> tokens.shape, (answers != NOTHING).sum(1).tolist()
+        ((3, 64), [8, 8, 8])
+        """
+        self.check(length)
+        kind = np.int16 if self.vocabulary < 2**15 else np.int32
+        tokens, answers = np.empty((rows, length), kind), np.empty((rows, length), kind)
+        for block, begin in enumerate(range(0, rows, BLOCK_ROWS)):
+            made = self.make(np.random.default_rng([*seed, block]), BLOCK_ROWS, length)
+            for whole, part in zip((tokens, answers), made, strict=True):
+                whole[begin : begin + BLOCK_ROWS] = part[: rows - begin]
+        return tokens, answers
+
+
+def choose(
+    rng: np.random.Generator, rows: int, among: int, count: int, weights: np.ndarray | None = None
+) -> np.ndarray:
+    """``count`` different numbers below ``among`` for each row, in random order; the likelier ones have larger weights.
+
+    The smallest of exponential variables with rates w are a sample without replacement with weights w.
+    """
+    times = rng.standard_exponential((rows, among), dtype=np.float32)
+    if weights is not None:
+        times /= weights.astype(np.float32)
+    if count < among:
+        chosen = np.argpartition(times, count - 1, axis=1)[:, :count]
+        order = np.argsort(np.take_along_axis(times, chosen, 1), axis=1)
+        return np.take_along_axis(chosen, order, 1)
+    return np.argsort(times, axis=1)
