@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerFast
 
+    from ..tasks.source import TaskRows
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -77,8 +79,8 @@ class Prepared:
     """What a run trains on."""
 
     tokenizer: PreTrainedTokenizerFast
-    train: Rows
-    test: Rows
+    train: Rows | TaskRows
+    test: Rows | TaskRows
     fingerprint: str
     license: str
 
@@ -87,6 +89,10 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, *, quiet: bool = Fal
     """Tokenizer and rows of a run, from the cache if they are there, else made now, with a progress bar."""
     from .watch import tokenising_bar
 
+    if config.source.startswith("task:"):
+        from ..tasks.source import prepare_task
+
+        return prepare_task(config)
     corpus = open_corpus(config.source, config.subset, config.column)
     if corpus.endless and config.max_tokens is None:
         raise UserError(
@@ -141,7 +147,7 @@ class Order:
     Each epoch is a new permutation, seeded by (seed, epoch); the length is exactly what the run consumes.
     """
 
-    def __init__(self, rows: Rows, count: int, seed: int) -> None:
+    def __init__(self, rows: Rows | TaskRows, count: int, seed: int) -> None:
         self.rows, self.count, self.seed = rows, count, seed
         self._epoch, self._permutation = -1, np.empty(0, np.int64)
 
@@ -159,7 +165,7 @@ class Order:
 
 
 def collate(rows: list[np.ndarray], pad: int) -> dict[str, torch.Tensor]:
-    """Right-pad to the longest row; the labels of the padding are -100, which the loss leaves out.
+    """Right-pad to the longest row; the labels of the padding are -100, which the loss leaves out. A row of two has labels of its own.
 
     >>> batch = collate([np.array([5, 6, 7]), np.array([8, 9])], pad=0)
     >>> batch["input_ids"].tolist(), batch["labels"].tolist()
@@ -167,9 +173,9 @@ def collate(rows: list[np.ndarray], pad: int) -> dict[str, torch.Tensor]:
     """
     import torch
 
-    longest = max(len(row) for row in rows)
+    longest = max(row.shape[-1] for row in rows)
     ids = np.full((len(rows), longest), pad, np.int64)
     labels = np.full((len(rows), longest), -100, np.int64)
     for i, row in enumerate(rows):
-        ids[i, : len(row)] = labels[i, : len(row)] = row
+        ids[i, : row.shape[-1]], labels[i, : row.shape[-1]] = row if row.ndim == 2 else (row, row)
     return {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}

@@ -1,7 +1,7 @@
 """``metrics.jsonl``: one JSON object per line, written as training goes, the truth about a run.
 
     {"step": 40, "train_loss": 3.1, "learning_rate": 1e-3, "grad_norm": 0.8, "tokens": 163840, "spikes": 0, ...timings}
-    {"step": 40, "test_loss": 3.2, "tokens": 163840, ...timings}
+    {"step": 40, "test_loss": 3.2, "tokens": 163840, ...timings}              and "test_accuracy" where the data is a task
     {"step": 300, "event": "done", ...}          or "diverged"
 
 ``train_loss`` is the mean over the steps since the row before. Of these fields only ``TIMINGS`` differ between two
@@ -131,9 +131,9 @@ class Recorder:
         timings = {"tokens_per_second": (p.tokens - tokens) / spent, "data_share": (self.waited - waited) / spent}
         return self.write(row | timings)
 
-    def test_row(self, loss: float) -> dict[str, Any]:
+    def test_row(self, **values: float) -> dict[str, Any]:
         """Write the row of an evaluation, whose time does not count as training."""
-        row = self.write({"test_loss": loss})
+        row = self.write(dict(values))
         self._since = (time.monotonic(), self.progress.tokens, self.waited)
         return row
 

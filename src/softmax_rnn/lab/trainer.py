@@ -24,8 +24,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from ..tasks.source import TaskRows
 from . import checkpoint, sharding
-from .data import Rows, collate
+from .data import collate
 from .recorder import Recorder
 from .watch import StopSignals, TrainingBar
 
@@ -86,7 +87,9 @@ class RunTrainer(Trainer):
             self.settle()
             row = self.recorder.train_row(learning_rate=logs["learning_rate"], grad_norm=float(logs["grad_norm"]))
         elif "eval_loss" in logs:
-            row = self.recorder.test_row(logs["eval_loss"])
+            row = self.recorder.test_row(
+                **{k.replace("eval_", "test_", 1): v for k, v in logs.items() if k.startswith("eval_")}
+            )
         else:
             return
         self.bar.row(row)
@@ -108,30 +111,44 @@ class RunTrainer(Trainer):
         self._grad_norm = sharding.whole(super()._get_grad_norm(model, grad_norm))
         return self._grad_norm
 
-    @torch.no_grad()
     def evaluate(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
-        """Mean loss per token of the test set. Every process takes every n-th batch; all make the same number of
-        calls.
-        """
+        """Mean loss per token of the test set; for a task also the share of right answers, at longer lengths, too."""
         self.settle()
+        test: Any = self.eval_dataset
+        loss, accuracy = self._test(test)
+        found = {"loss": loss}
+        if isinstance(test, TaskRows):
+            found["accuracy"] = accuracy
+            found |= {f"accuracy_{length}": self._test(rows)[1] for length, rows in test.longer.items()}
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    @torch.no_grad()
+    def _test(self, test: Any) -> tuple[float, float]:
+        """Loss and accuracy per asked token. Every process takes every n-th batch; all make the same number of calls."""
         size, world, rank = self.args.eval_batch_size, self.args.world_size, self.args.process_index
-        total = torch.zeros(2, dtype=torch.float64, device=self.args.device)
-        model, test = self.model, self.eval_dataset
-        assert isinstance(test, Rows)
+        total = torch.zeros(3, dtype=torch.float64, device=self.args.device)
+        model = self.model
         model.eval()
         for start in range(0, len(test), size * world):
             mine = range(start + rank * size, min(start + (rank + 1) * size, len(test)))
             batch = collate([test[i] for i in mine or [0]], pad=0)
             batch = {name: tensor.to(self.args.device) for name, tensor in batch.items()}
-            loss = model(**batch, num_items_in_batch=1).loss  # the sum over tokens
+            out = model(**batch, num_items_in_batch=1)  # the loss is the sum over tokens
             if mine:
-                total += torch.stack([loss.double(), batch["labels"][:, 1:].ne(-100).sum().double()])
+                labels = batch["labels"][:, 1:]
+                # For a text of a large vocabulary the share of right guesses would cost more than it says.
+                right = (
+                    (out.logits[:, :-1].argmax(-1) == labels).sum()
+                    if isinstance(test, TaskRows)
+                    else labels.new_zeros(())
+                )
+                total += torch.stack([out.loss.double(), labels.ne(-100).sum().double(), right.double()])
         if world > 1:
             dist.all_reduce(total)
-        metrics = {f"{metric_key_prefix}_loss": (total[0] / total[1]).item()}
-        self.log(dict(metrics))
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
+        return (total[0] / total[1]).item(), (total[2] / total[1]).item()
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self.run / checkpoint.SAVING)
