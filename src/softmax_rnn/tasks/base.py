@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import UserError
 
 NOTHING = -100  # the label that torch's cross-entropy leaves out
-BLOCK_ROWS = 2048  # rows made at once
+BLOCK_ROWS = 512  # rows made at once
 LARGEST = 2**16  # of any size of a task: token ids and row numbers stay small
 
 Rows = tuple[np.ndarray, np.ndarray]  # tokens and answers
