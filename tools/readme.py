@@ -19,6 +19,7 @@ FOLDERS = {
     "src/softmax_rnn/ops": "attention in its equivalent forms",
     "src/softmax_rnn/models": "Llama with any mechanism, and other people's models",
     "src/softmax_rnn/lab": "training that survives anything",
+    "src/softmax_rnn/tasks": "recall, copying, state tracking: generated tasks that show expressiveness",
     "src/softmax_rnn/paper": "the paper's figures and claims, executable",
     "src/softmax_rnn/microscope": "how many orders a real model uses",
     "src/softmax_rnn/report": "the look of pages",
