@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from softmax_rnn import UserError
-from softmax_rnn.lab import corpora, tokens
+from softmax_rnn.lab import corpora
+from softmax_rnn.lab import tokenizer as tokens
 from softmax_rnn.lab.corpora import HUB, PACKAGED, Corpus, open_corpus
 from softmax_rnn.lab.data import DataConfig, Order, Rows, collate, is_test, prepare
-from softmax_rnn.lab.tokenizer import END, TokenizerConfig, load_tokenizer
-from softmax_rnn.lab.tokens import Tokens, open_tokens, write_tokens
+from softmax_rnn.lab.tokenizer import END, TokenizerConfig, Tokens, load_tokenizer, open_tokens, write_tokens
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_torchrun(train: Train, corpus: Path, tmp_path: Path) -> None:
         str(tmp_path / "two"),
     ]
     done = subprocess.run(
-        [*command, "-m", "softmax_rnn.lab.train", *argv, *OPTIONS], capture_output=True, text=True, check=False
+        [*command, "-m", "softmax_rnn", "train", *argv, *OPTIONS], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("is done") == 1

@@ -12,7 +12,7 @@ import work
 import yaml
 
 from softmax_rnn import UserError, cli
-from softmax_rnn.lab.config import from_dict, to_yaml
+from softmax_rnn.lab.config import from_dict, parse, to_yaml
 from softmax_rnn.lab.store import find_runs, runs_table, tidy
 from softmax_rnn.lab.sweep import read_sweep
 
@@ -43,7 +43,7 @@ def test_a_grid_is_every_combination(tmp_path: Path, corpus: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("grid: {seed: [0, 0]}", "two runs of the grid are the same"),
+        ("grid: {seed: [0, 0]}", "Two runs of the grid are the same"),
         ("grid: {sed: [0]}", "sed"),
         ("grid: {model.mechanism: [softmax, sofmax]}", "did you mean softmax"),
         ("gird: {seed: [0]}", "must have the keys"),
@@ -81,36 +81,88 @@ def test_wrong_options(
     assert not (tmp_path / "runs").exists()
 
 
-def test_slurm_arrays_are_written_and_submitted(
-    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Programs that answer as SLURM's do: nodes of 2 and 8 cores, and a queue that is the file ``queue``."""
+    (tmp_path / "queue").write_text("")
+    answers = {
+        "sbatch": f"cd {tmp_path}; cat > submitted.sh; [ ! -e refuse ] || {{ cat refuse >&2; exit 1; }}; echo '4711;here'",
+        "squeue": f"cat {tmp_path}/queue",
+        "sinfo": 'case "$*" in *none*) ;; *) echo 2; echo 8+ ;; esac',
+    }
     (tmp_path / "bin").mkdir()
-    for tool, does in (
-        ("sbatch", f'cp "$1" {tmp_path}/submitted.sh; echo Submitted batch job 4711'),
-        ("srun", "true"),
-        ("sacct", "true"),
-    ):
+    for tool, does in answers.items():
         (tmp_path / "bin" / tool).write_text(f"#!/bin/sh\n{does}\n")
         (tmp_path / "bin" / tool).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    file = sweep_file(tmp_path, corpus)
+    return tmp_path
+
+
+def test_slurm_arrays_are_written_and_submitted(
+    cluster: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = sweep_file(cluster, corpus)
     argv = ["--slurm", "--jobs", "2", "--partition", "gpu", "--gpus", "2", "--processes", "2", "--minutes", "90"]
     assert cli.main(["sweep", str(file), *argv, "--setup", "module load cuda"]) == 0
-    script = (tmp_path / "submitted.sh").read_text()
+    script = (cluster / "submitted.sh").read_text()
     for line in (
         "#SBATCH --array=0-3%2",
         "#SBATCH --partition=gpu",
         "#SBATCH --gpus-per-node=2",
         "#SBATCH --ntasks-per-node=2",
+        "#SBATCH --cpus-per-task=4",
         "#SBATCH --time=90",
+        "#SBATCH --signal=USR2@90",
+        "#SBATCH --requeue",
         "#SBATCH --job-name=grid",
         "module load cuda",
     ):
-        assert line in script
-    assert "submitit.core._submit" in script
+        assert f"{line}\n" in script
+    assert "-m softmax_rnn train --config" in script
     printed = capsys.readouterr().out
     assert all(f"4711_{i}" in printed for i in range(4))
-    assert len(list((tmp_path / "runs" / ".submitit").glob("4711_*/*_submitted.pkl"))) == 4
+    place = cluster / "runs" / ".slurm" / "grid-1"
+    assert sorted(p.name for p in place.iterdir()) == ["0.yaml", "1.yaml", "2.yaml", "3.yaml", "job.json"]
+    configs = [parse(["--config", str(place / f"{i}.yaml")]) for i in range(4)]
+    assert [c.folder for c in configs] == [r.folder for r in read_sweep(file)]
+    assert {c.run.threads for c in configs} == {1}  # the sweep says so
+
+
+def test_what_is_queued_is_not_submitted_again(cluster: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = sweep_file(cluster, corpus)
+    assert cli.main(["sweep", str(file), "--slurm"]) == 0
+    (cluster / "queue").write_text("4711_0\n4711_1\n4711_2\n4711_3\n99_0\n")
+    (cluster / "submitted.sh").unlink()
+    assert cli.main(["sweep", str(file), "--slurm"]) == 0
+    assert capsys.readouterr().out.count("is queued already") == 4
+    assert not (cluster / "submitted.sh").exists()
+    (cluster / "queue").write_text("4711_1\n")
+    assert cli.main(["sweep", str(file), "--slurm"]) == 0
+    assert "--array=0-2%1" in (cluster / "submitted.sh").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "refusal", "says"),
+    [
+        (["--partition", "no"], "sbatch: error: invalid partition specified: no\nsbatch: error: Batch job submission failed: "
+         "Invalid partition name specified\n", "SLURM refuses: Batch job submission failed: Invalid partition name specified."),
+        (["--gpus", "3"], "sbatch: error: Invalid generic resource (gres) specification\n", "Invalid generic resource"),
+        ([], "", "sbatch ended with code 1"),
+        (["--cpus", "9"], None, "need 9 cores, and the largest node has 8"),
+        (["--processes", "3", "--cpus", "4"], None, "need 12 cores"),
+        (["--partition", "none"], None, "the partition none has no nodes"),
+    ],
+)  # fmt: skip
+def test_a_refused_submission_is_one_line_and_leaves_nothing(
+    cluster: Path, corpus: Path, capsys: pytest.CaptureFixture[str], options: list[str], refusal: str | None, says: str
+) -> None:
+    if refusal is not None:
+        (cluster / "refuse").write_text(refusal)
+    assert cli.main(["sweep", str(sweep_file(cluster, corpus)), "--slurm", *options]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+    assert not (cluster / "runs").exists()
 
 
 @pytest.mark.slow

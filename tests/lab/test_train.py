@@ -51,7 +51,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(train: Train, runs: Path) -> None:
     whole = train(root="whole")
     stopped = train(faults={"interrupt": 7})
     assert stopped.wait() == 130, stopped.output
-    assert "Stopped at step 7 of 20 and saved. To go on: softmax-rnn train --preset tiny" in stopped.output
+    assert "Stopped at step 7 of 20 and saved. To continue: softmax-rnn train --preset tiny" in stopped.output
     run = only_run(runs)
     assert (run / "checkpoint-7").is_dir()
     assert train().wait() == 0

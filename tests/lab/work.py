@@ -96,7 +96,7 @@ def _kill_at(where: str) -> Any:
     def arm(call: int) -> None:
         import torch
 
-        from softmax_rnn.lab import checkpoint, recorder, tokens, trainer
+        from softmax_rnn.lab import checkpoint, recorder, tokenizer, trainer
 
         def half_a_row(original: Any, args: Any, kwargs: Any) -> None:
             with args[0].file.open("a") as file:
@@ -135,7 +135,7 @@ def _kill_at(where: str) -> Any:
             "publish": (checkpoint, "publish", at_once),
             "published": (checkpoint, "publish", afterwards),
             "remove": (checkpoint, "remove", at_once),
-            "tokens": (tokens._Writer, "_append", half_appended),
+            "tokens": (tokenizer._Writer, "_append", half_appended),
         }[where]
         _wrap(owner, name, call, fault)
 

@@ -79,7 +79,7 @@ def test_interrupted_killed_and_completed(tmp_path: Path, corpus: Path) -> None:
     first.wait_for("runs/*/checkpoint-20")
     os.killpg(first.process.pid, signal.SIGINT)  # as a terminal does: to the workers, too
     assert first.wait() == 130, first.text()
-    assert "To go on: the same command." in first.text()
+    assert "The same command continues." in first.text()
     after_first = finished(out)
     assert not (out / "report").exists()
 

@@ -1,7 +1,7 @@
 """From documents to batches: split by hash, tokenise once, then pack or pad.
 
 Split: a document goes to the test set if a seeded hash of its text falls below ``test_fraction``; equal documents stay together.
-Tokens: made once per corpus, split and tokenizer, and found again by the hash of all three (``tokens.py`` has the files).
+Tokens: made once per corpus, split and tokenizer, and found again by the hash of all three (``tokenizer.py`` has the files).
 
 Batches: ``packed`` cuts the flat stream into rows of ``length`` tokens (the usual way to train language models: the end-of-text
 token is the only border, a row may hold parts of several documents, and nothing is padded or masked). ``documents`` is
@@ -19,11 +19,19 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ..errors import UserError
-from .cache import cache_folder, locked
 from .corpora import open_corpus
 from .options import check_range
-from .tokenizer import TokenizerConfig, fingerprint_of, load_tokenizer
-from .tokens import Tokens, is_whole, open_tokens, write_tokens
+from .tokenizer import (
+    TokenizerConfig,
+    Tokens,
+    cache_folder,
+    fingerprint_of,
+    is_whole,
+    load_tokenizer,
+    locked,
+    open_tokens,
+    write_tokens,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +95,7 @@ class Prepared:
 
 def prepare(config: DataConfig, tokenizer: TokenizerConfig, *, quiet: bool = False) -> Prepared:
     """Tokenizer and rows of a run, from the cache if they are there, else made now, with a progress bar."""
-    from .watch import tokenising_bar
+    from .progress import tokenising_bar
 
     if config.source.startswith("task:"):
         from ..tasks.source import prepare_task

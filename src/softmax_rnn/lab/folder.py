@@ -6,19 +6,25 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import platform
 import re
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import read_yaml, writing
-from . import checkpoint, environment
+from ..files import read_json, read_yaml, writing
+from . import checkpoint
 from .config import RunConfig, content_hash, to_yaml
 from .recorder import DamagedMetrics, read
 
+PACKAGES = ("softmax-rnn", "torch", "transformers", "accelerate", "tokenizers", "datasets", "numpy", "safetensors")
 ADVICE = "make room, or choose another --run.root"
 OURS = r"\.lock|\.?(environment\.json|config\.yaml|metrics\.jsonl)(\.new)?|\.saving|(\.removing-|damaged-)?checkpoint-\d+|damaged-.*"
 
@@ -87,7 +93,7 @@ def _inspect(config: RunConfig, data_fingerprint: str, world: int) -> Opened:
     elif checkpoint.checkpoints(folder) and not folder.name.endswith(config.hash):
         raise UserError(f"{folder} has checkpoints and no config.yaml to say of what: choose another --run.folder.")
     fresh = {"data": data_fingerprint, "sessions": []}
-    about = (environment.load(folder) if begun else {}) or environment.describe(config.seed) | fresh
+    about = (load_environment(folder) if begun else {}) or describe(config.seed) | fresh
     if about["data"] != data_fingerprint:
         raise UserError(
             f"The text of {config.data.source} is no longer what {folder} began with: restore it, or start afresh with another --name."
@@ -96,7 +102,7 @@ def _inspect(config: RunConfig, data_fingerprint: str, world: int) -> Opened:
         return Opened(None, True)
     checkpoint.clean(folder)
     begin = checkpoint.newest(folder, lambda text: print(text, file=sys.stderr))
-    about["sessions"].append(environment.session(0 if begin is None else checkpoint.step_of(begin), world))
+    about["sessions"].append(session(0 if begin is None else checkpoint.step_of(begin), world))
     with writing(folder, ADVICE):
         if not begun or not written.read_text():
             checkpoint.write_atomically(written, to_yaml(config))
@@ -144,3 +150,76 @@ def finished(folder: Path) -> bool:
     except DamagedMetrics:
         return False  # continuing restores what the last checkpoint holds, and says so
     return bool(rows) and rows[-1].get("event") == "done"
+
+
+def describe(seed: int) -> dict[str, Any]:
+    """Versions, git revision, seed and hardware."""
+    import torch
+
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return {
+        "versions": versions,
+        "git": git_revision(),
+        "seed": seed,
+        "hardware": {
+            "machine": platform.machine(),
+            "system": platform.platform(),
+            "processor": _processor(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        },
+    }
+
+
+def session(step: int, world_size: int) -> dict[str, Any]:
+    """One start or restart of a run."""
+    return {
+        "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "from_step": step,
+        "processes": world_size,
+        "command": " ".join(sys.argv),
+    }
+
+
+def git_revision() -> str | None:
+    """The commit of the code, with + if files differ from it; None outside a checkout."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def load_environment(run: Path) -> dict[str, Any]:
+    """The environment of a run, or nothing; one that cannot be read is refused."""
+    file = run / "environment.json"
+    if not file.exists():
+        return {}
+    try:
+        about = read_json(file)
+    except UserError as error:
+        raise UserError(f"{error} Rename it to damaged-environment.json, then run the same command.") from None
+    whole = isinstance(about, dict) and isinstance(about.get("data"), str) and isinstance(about.get("sessions"), list)
+    if not whole:
+        raise UserError(
+            f"{file} lacks data and sessions: rename it to damaged-environment.json, then run the same command."
+        )
+    return about

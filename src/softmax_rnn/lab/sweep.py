@@ -1,4 +1,4 @@
-"""The command ``softmax-rnn sweep``: a grid of runs, each an ordinary ``train``, through submitit.
+"""The command ``softmax-rnn sweep``: a grid of runs, each an ordinary ``train`` in a process of its own.
 
     preset: laptop
     base:                                   # options that all runs share
@@ -7,49 +7,86 @@
       model.mechanism: [softmax, norm, gate]
       seed: [0, 1]
 
-The same command again is always right: done runs are skipped, half-done ones go on. On this machine (``--jobs``) a table
-shows where everything is. With ``--slurm`` the rest of the grid becomes one job array.
+The same command again is always right: done runs are skipped, half-done ones continue. On this machine (``--jobs``) a table shows
+where everything is. With ``--slurm`` the rest of the grid becomes one job array (``slurm.py``).
 """
 
 from __future__ import annotations
 
+import argparse
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..cli import Parser
-from ..errors import MechanismError, UserError
-from ..files import read_yaml
-from .config import RunConfig, build
-from .farm import ENDED, add_options, run_all, status
+from ..cli import STOPPED, Parser, whole
+from ..errors import MechanismError, UserError, printable
+from ..files import read_yaml, writing
+from . import slurm
+from .config import RunConfig, build, to_yaml
 from .options import merge, nested
+from .progress import StopSignals, live_table, table
+from .store import DamagedRun, read_run
 
 MOST_RUNS = 100_000
+POLL_SECONDS = 0.3
+ENDED = ("done", "diverged")
+
+
+def main(argv: list[str]) -> int:
+    """The command; returns its exit code: 0 if every run is done."""
+    parser = Parser(prog="softmax-rnn sweep", description="Train a grid of runs; the same command again continues it.")
+    parser.add_argument("file", type=Path, help="a YAML file with preset, base and grid")
+    add_options(parser)
+    options = parser.parse_args(argv)
+    runs = read_sweep(options.file)
+    if options.dry_run or all(status(run) in ENDED for run in runs):
+        from rich.console import Console
+
+        Console(stderr=True).print(table(runs, {}))
+        return 0 if options.dry_run or all(status(run) == "done" for run in runs) else 1
+    return run_all(runs, options, name=options.file.stem)
 
 
 def read_sweep(file: Path) -> list[RunConfig]:
     """The runs of a sweep file, in the order of its grid; anything unknown in it is refused."""
-    sweep = read_yaml(file)
+    try:
+        return grid(read_yaml(file))
+    except (UserError, MechanismError) as error:
+        text = str(error)
+        raise UserError(text if str(file) in text else f"{file}: {text}") from None
+
+
+def grid(sweep: Any) -> list[RunConfig]:
+    """The runs of a sweep given as plain data.
+
+    >>> [run.seed for run in grid({"preset": "tiny", "grid": {"seed": [0, 1]}})]
+    [0, 1]
+    """
     known = ("preset", "base", "grid")
     if not isinstance(sweep, dict) or not isinstance(sweep.get("grid"), dict) or set(sweep) - set(known):
-        raise UserError(f"{file} must have the keys {', '.join(known)} and no others, with lists of values under grid.")
+        raise UserError(
+            f"A sweep must have the keys {', '.join(known)} and no others, with lists of values under grid."
+        )
     base = sweep.get("base") or {}
     if not isinstance(base, dict):
-        raise UserError(f"{file}: base must hold options, such as train: {{steps: 500}}, got {base!r}.")
+        raise UserError(f"base must hold options, such as train: {{steps: 500}}, got {base!r}.")
     lists = {key: values if isinstance(values, list) else [values] for key, values in sweep["grid"].items()}
     count = math.prod(len(values) for values in lists.values())
     if not 1 <= count <= MOST_RUNS:
-        raise UserError(f"{file}: the grid has {count:,} runs, and 1 to {MOST_RUNS:,} are possible.")
-    try:
-        runs = [_one(base, lists, values, sweep.get("preset")) for values in product(*lists.values())]
-    except (UserError, MechanismError) as error:
-        raise UserError(f"{file}: {error}") from None
-    first = Counter(run.folder for run in runs).most_common(1)[0]
-    if first[1] > 1:
-        raise UserError(f"{file}: two runs of the grid are the same ({first[0]}).")
+        raise UserError(f"The grid has {count:,} runs, and 1 to {MOST_RUNS:,} are possible.")
+    runs = [_one(base, lists, values, sweep.get("preset")) for values in product(*lists.values())]
+    folder, times = Counter(run.folder for run in runs).most_common(1)[0]
+    if times > 1:
+        raise UserError(f"Two runs of the grid are the same ({folder}).")
     return runs
 
 
@@ -61,18 +98,109 @@ def _one(base: dict[str, Any], keys: Iterable[str], values: Iterable[Any], prese
     return build(options, preset)
 
 
-def main(argv: list[str]) -> int:
-    """The command; returns its exit code: 0 if every run is done."""
-    parser = Parser(prog="softmax-rnn sweep", description="Train a grid of runs; the same command again goes on.")
-    parser.add_argument("file", type=Path, help="a YAML file with preset, base and grid")
-    add_options(parser)
-    options = parser.parse_args(argv)
-    runs = read_sweep(options.file)
-    if options.dry_run or all(status(run) in ENDED for run in runs):
-        from rich.console import Console
+def status(run: RunConfig) -> str:
+    """``done``, ``diverged``, ``unfinished``, ``damaged`` or ``new``."""
+    try:
+        return read_run(run.folder).status
+    except (FileNotFoundError, NotADirectoryError):
+        return "new"
+    except DamagedRun:
+        return "damaged"  # training it again restores what its last checkpoint holds
 
-        from .board import table
 
-        Console(stderr=True).print(table(runs, {}))
-        return 0 if options.dry_run or all(status(run) == "done" for run in runs) else 1
-    return run_all(runs, options, name=options.file.stem)
+def add_options(parser: argparse.ArgumentParser, jobs: int = 1) -> None:
+    """``--jobs``, ``--dry-run`` and what SLURM needs to know."""
+    parser.add_argument(
+        "--jobs", type=whole(1, 10_000), default=jobs, help=f"how many runs at a time, also on SLURM (default: {jobs})"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
+    slurm.add_options(parser.add_argument_group("on a cluster"))
+
+
+def run_all(runs: Sequence[RunConfig], options: argparse.Namespace, name: str) -> int:
+    """Bring every run to its end, here or on SLURM; returns the exit code: 0 if every run is done (or submitted)."""
+    todo = [run for run in runs if status(run) not in ENDED]
+    if options.slurm and todo:
+        return slurm.submit(todo, options, name)
+    if todo:
+        with StopSignals() as stop, live_table(runs) as show:
+            pool = _Pool(list(todo), options.jobs, stop)
+            while pool.busy:
+                ended = pool.step()
+                show(pool.states(), ended)
+                time.sleep(POLL_SECONDS)
+            show(pool.ended, [])
+        if stop.asked:
+            print("Stopped and saved. The same command continues.", file=sys.stderr)
+            return STOPPED
+    return 0 if all(status(run) == "done" for run in runs) else 1
+
+
+@dataclass
+class _Pool:
+    """The processes of this machine: as many runs at a time as ``jobs``."""
+
+    waiting: list[RunConfig]
+    jobs: int
+    stop: StopSignals
+    running: dict[Path, _Worker] = field(default_factory=dict)
+    ended: dict[Path, str] = field(default_factory=dict)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running) or (bool(self.waiting) and not self.stop.asked)
+
+    def step(self) -> list[Path]:
+        """Start what there is room for and gather what has ended; returns the latter."""
+        while self.waiting and len(self.running) < self.jobs and not self.stop.asked:
+            run = self.waiting.pop(0)
+            used = {worker.slot for worker in self.running.values()}
+            slot = next(i for i in range(self.jobs) if i not in used)
+            self.running[run.folder] = _Worker(run, self.jobs, slot)
+        before = set(self.ended)
+        for folder, worker in list(self.running.items()):
+            if self.stop.asked:
+                worker.process.send_signal(signal.SIGTERM)  # it saves and stops
+            if worker.process.poll() is not None:
+                self.ended[folder] = self.running.pop(folder).ending()
+        return [folder for folder in self.ended if folder not in before]
+
+    def states(self) -> dict[Path, str]:
+        return dict.fromkeys(self.running, "training") | self.ended
+
+
+class _Worker:
+    """``softmax-rnn train`` in a process that does not see the terminal's Ctrl-C; its output goes to a log."""
+
+    def __init__(self, run: RunConfig, jobs: int, slot: int) -> None:
+        self.run, self.slot = run, slot
+        threads = run.run.threads or max(1, (os.cpu_count() or 1) // jobs)
+        place = Path(run.run.root) / ".jobs"
+        file, self.log = place / f"{run.folder.name}.yaml", place / f"{run.folder.name}.log"
+        with writing(place, "make room, or choose another --run.root"):
+            place.mkdir(parents=True, exist_ok=True)
+            file.write_text(to_yaml(replace(run, run=replace(run.run, threads=threads))))
+            output = self.log.open("wb")
+        with output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "softmax_rnn", "train", "--config", str(file)],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=self._environment(),
+            )  # fmt: skip
+
+    def _environment(self) -> dict[str, str]:
+        """Each process has a GPU of its own, where there are several."""
+        import torch
+
+        gpus = torch.cuda.device_count()
+        chosen = {"CUDA_VISIBLE_DEVICES": str(self.slot % gpus)} if gpus > 1 else {}
+        return {**os.environ, **chosen}
+
+    def ending(self) -> str:
+        """How it ended; the last line of its log if it broke."""
+        code = self.process.returncode
+        if code in (0, STOPPED, -signal.SIGTERM):
+            return "done" if code == 0 else "stopped"
+        if status(self.run) == "diverged":
+            return "diverged"
+        lines = self.log.read_text(errors="replace").strip().splitlines() or [f"no output, exit code {code}"]
+        return printable(f"failed: {lines[-1].removeprefix('softmax-rnn train: ')}")

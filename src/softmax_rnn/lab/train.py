@@ -1,7 +1,7 @@
 """The command ``softmax-rnn train``: from a configuration to a finished run, over as many sessions as it takes.
 
 softmax-rnn train --preset laptop --model.mechanism norm
-torchrun --nproc-per-node 2 -m softmax_rnn.lab.train --preset laptop --model.mechanism norm
+torchrun --nproc-per-node 2 -m softmax_rnn train --preset laptop --model.mechanism norm
 
 1 check everything that can be wrong, before anything is written
 2 open the folder: ours, unlocked, writable; find the newest whole checkpoint
@@ -13,17 +13,20 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from ..cli import STOPPED
 from ..errors import UserError, printable
 from .config import RunConfig, parse
+from .slurm import AGAIN
 
 Ending = Literal["done", "stopped", "diverged", "failed"]
-EXIT_CODES: dict[str, int] = {"done": 0, "stopped": 130, "diverged": 1, "failed": 1}
+EXIT_CODES: dict[str, int] = {"done": 0, "stopped": STOPPED, "diverged": 1, "failed": 1}
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,12 @@ class Outcome:
     ending: Ending
     folder: Path
     message: str
+    signal: int | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """75 (try again) tells a scheduler's script that time was over and everything is saved."""
+        return AGAIN if self.signal == signal.SIGUSR2 else EXIT_CODES[self.ending]
 
 
 def main(argv: list[str]) -> int:
@@ -44,12 +53,9 @@ def main(argv: list[str]) -> int:
         if first:
             raise
         return 2
-    except KeyboardInterrupt:  # before training began: whatever was cached stays
-        print("Stopped before training began; the same command goes on.", file=sys.stderr)
-        return EXIT_CODES["stopped"]
     if first:
         print(printable(outcome.message), file=sys.stdout if outcome.ending == "done" else sys.stderr)
-    return EXIT_CODES[outcome.ending]
+    return outcome.exit_code
 
 
 def train(config: RunConfig, *, quiet: bool = False) -> Outcome:
@@ -58,6 +64,19 @@ def train(config: RunConfig, *, quiet: bool = False) -> Outcome:
     >>> train(parse(["--preset", "tiny"])).ending  # doctest: +SKIP
     'done'
     """
+    from .progress import StopSignals
+
+    with StopSignals(may_raise=True) as stop:
+        try:
+            return _train(config, stop, quiet)
+        except KeyboardInterrupt:
+            if not stop.asked or not stop.may_raise:
+                raise
+            message = f"Stopped before training began. To continue: {command_line()}"
+            return Outcome("stopped", config.folder, message, stop.asked)
+
+
+def _train(config: RunConfig, stop: Any, quiet: bool) -> Outcome:
     from .folder import open_folder
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -80,7 +99,8 @@ def train(config: RunConfig, *, quiet: bool = False) -> Outcome:
     with open_folder(config, data.fingerprint, world, first) as opened:
         if opened.finished:
             return Outcome("done", config.folder, f"{config.folder} is already done.")
-        return _session(config, arguments, model, data, opened.checkpoint, quiet=quiet or not first)
+        stop.may_raise = False
+        return _session(config, arguments, model, data, opened.checkpoint, stop, quiet=quiet or not first)
 
 
 def micro_batch(config: RunConfig, world: int) -> int:
@@ -93,7 +113,7 @@ def micro_batch(config: RunConfig, world: int) -> int:
         raise UserError(f"run.micro_batch {micro} must divide the {batch // world} rows of each process.")
     if config.run.sharded and world == 1:
         raise UserError(
-            "run.sharded needs several processes: start with torchrun --nproc-per-node N -m softmax_rnn.lab.train ..."
+            "run.sharded needs several processes: start with torchrun --nproc-per-node N -m softmax_rnn train ..."
         )
     return micro
 
@@ -167,21 +187,22 @@ def training_arguments(config: RunConfig, world: int, micro: int) -> Any:
     )
 
 
-def _session(config: RunConfig, arguments: Any, model: Any, data: Any, begin: Path | None, *, quiet: bool) -> Outcome:
+def _session(
+    config: RunConfig, arguments: Any, model: Any, data: Any, begin: Path | None, stop: Any, *, quiet: bool
+) -> Outcome:
     from transformers import PrinterCallback
 
-    from . import sharding
     from .checkpoint import checkpoints
     from .data import Order, collate
+    from .progress import TrainingBar
     from .recorder import Diverged, Recorder
-    from .trainer import Flow, RunTrainer, StorageError
-    from .watch import StopSignals, TrainingBar
+    from .trainer import Flow, RunTrainer, StorageError, shard
 
     if config.run.sharded:
-        sharding.shard(model.to(arguments.device))
+        shard(model.to(arguments.device))
     folder, t = config.folder, config.train
     recorder = Recorder(folder / "metrics.jsonl", config.run.patience, writes=arguments.process_index == 0)
-    with TrainingBar(folder.name, t.steps, quiet=quiet) as bar, StopSignals() as stop:
+    with TrainingBar(folder.name, t.steps, quiet=quiet) as bar:
         trainer = RunTrainer(
             recorder=recorder,
             bar=bar,
@@ -217,8 +238,8 @@ def _session(config: RunConfig, arguments: Any, model: Any, data: Any, begin: Pa
                 f"{folder}: {error}. {_last_good(checkpoints(folder))} Make room, then run the same command.",
             )
     if trainer.state.global_step < t.steps:
-        how = f"Stopped at step {trainer.state.global_step} of {t.steps} and saved. To go on: {command_line()}"
-        return Outcome("stopped", folder, how)
+        how = f"Stopped at step {trainer.state.global_step} of {t.steps} and saved. To continue: {command_line()}"
+        return Outcome("stopped", folder, how, stop.asked)
     recorder.write({"event": "done"})
     return Outcome("done", folder, f"{folder} is done: {t.steps} steps, {recorder.progress.tokens:,} tokens.")
 
@@ -231,9 +252,11 @@ def command_line() -> str:
     """What was typed, to be typed again."""
     import shlex
 
-    program = Path(sys.argv[0])
-    typed = ["softmax-rnn"] if program.name == "softmax-rnn" else ["python", "-m", "softmax_rnn.lab.train"]
-    return shlex.join([*typed, *sys.argv[1:]])
+    world = os.environ.get("WORLD_SIZE", "1")
+    many = world != "1" and "SLURM_JOB_ID" not in os.environ
+    typed = ["torchrun", "--nproc-per-node", world, "-m", "softmax_rnn"] if many else ["softmax-rnn"]
+    words = sys.argv[1:]
+    return shlex.join([*typed, *(words if words[:1] == ["train"] else ["train", *words])])
 
 
 if __name__ == "__main__":

@@ -7,6 +7,10 @@ What is overridden, and why:
     _save/_load_optimizer...  optimiser state by parameter name, so that a run can change its number of processes, or be sharded
     save_model, _load_from... whole tensors in and out of a sharded model
     create_scheduler          the decay may reach beyond the last step
+
+Sharding is torch's own ``fully_shard``: accelerate's FSDP plugin becomes plain DDP on CPU without a word. Checkpoints hold whole
+tensors by name, whatever the number of processes and whether or not they were sharded: a run may change either between two
+sessions.
 """
 
 from __future__ import annotations
@@ -21,14 +25,27 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..tasks.source import TaskRows
-from . import checkpoint, sharding
+from . import checkpoint
 from .data import collate
+from .progress import StopSignals, TrainingBar
 from .recorder import Recorder
-from .watch import StopSignals, TrainingBar
+
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 class StorageError(Exception):
@@ -108,7 +125,7 @@ class RunTrainer(Trainer):
         return 0
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        self._grad_norm = sharding.whole(super()._get_grad_norm(model, grad_norm))
+        self._grad_norm = gathered(super()._get_grad_norm(model, grad_norm))
         return self._grad_norm
 
     def evaluate(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
@@ -180,19 +197,19 @@ class RunTrainer(Trainer):
         """As ``Trainer``'s, with the parameters of a sharded model gathered first."""
         if not self.sharded:
             return super().save_model(output_dir, _internal_call)
-        state = sharding.whole_model_state(self.model)
+        state = whole_model_state(self.model)
         if self.args.should_save:
             self._save(output_dir, state_dict=state)
         return None
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         if self.sharded:
-            sharding.load_model_state(self.model, Path(resume_from_checkpoint))
+            load_model_state(self.model, Path(resume_from_checkpoint))
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        state = sharding.whole_optimizer_state(self.model, self.optimizer.optimizer)
+        state = whole_optimizer_state(self.model, self.optimizer.optimizer)
         if self.args.should_save:
             torch.save(state, Path(output_dir) / "optimizer.pt")
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / "scheduler.pt")
@@ -200,7 +217,7 @@ class RunTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
             return
-        sharding.load_optimizer_state(self.model, self.optimizer.optimizer, Path(checkpoint) / "optimizer.pt")
+        load_optimizer_state(self.model, self.optimizer.optimizer, Path(checkpoint) / "optimizer.pt")
         self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / "scheduler.pt", weights_only=True))
 
 
@@ -240,9 +257,49 @@ class Flow(TrainerCallback):
     def _asked(self, args: TrainingArguments, state: TrainerState) -> bool:
         """Processes must agree on the step to stop at; they ask one another whenever a row is written."""
         if args.world_size == 1:
-            return self.stop.asked
+            return self.stop.asked is not None
         if state.global_step % state.logging_steps:
             return False
-        asked = torch.tensor(float(self.stop.asked), device=args.device)
-        dist.all_reduce(asked)
-        return bool(asked > 0)
+        asked = torch.tensor(self.stop.asked or 0, device=args.device)
+        dist.all_reduce(asked, dist.ReduceOp.MAX)
+        self.stop.asked = int(asked) or None
+        return self.stop.asked is not None
+
+
+def shard(model: nn.Module) -> None:
+    """Shard every decoder layer, then what is left, over all processes."""
+    from ..models import SoftmaxRnnForCausalLM
+
+    assert isinstance(model, SoftmaxRnnForCausalLM)
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+
+
+def whole_model_state(model: nn.Module) -> dict[str, Any]:
+    """Every parameter, gathered on the first process. All processes must call it."""
+    return get_model_state_dict(model, options=WHOLE)
+
+
+def load_model_state(model: nn.Module, checkpoint: Path) -> None:
+    """Each process takes its part of the whole tensors in the checkpoint."""
+    whole: dict[str, Any] = {}
+    for file in sorted(checkpoint.glob("*.safetensors")):
+        whole |= load_file(file)
+    set_model_state_dict(model, whole, options=StateDictOptions(full_state_dict=True))
+
+
+def whole_optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """Moments by parameter name, gathered on the first process. All processes must call it."""
+    return get_optimizer_state_dict(model, optimizer, options=WHOLE)
+
+
+def load_optimizer_state(model: nn.Module, optimizer: Optimizer, file: Path) -> None:
+    """The inverse of ``whole_optimizer_state``; each process takes its part."""
+    state = torch.load(file, map_location="cpu", weights_only=True)
+    set_optimizer_state_dict(model, optimizer, state, options=StateDictOptions(full_state_dict=True))
+
+
+def gathered(value: Any) -> Any:
+    """A sharded number as a plain tensor; anything else as it is."""
+    return value.full_tensor() if isinstance(value, DTensor) else value

@@ -143,8 +143,9 @@ def _last_checkpoint(folder: Path) -> Path:
 
 def _is_authors(folder: Path) -> bool:
     try:
-        return "attention_type" in json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
+        about = json.loads((folder / "config.json").read_text())
+        return isinstance(about, dict) and "attention_type" in about
+    except (OSError, ValueError, RecursionError):
         return False  # from_pretrained will say what is wrong
 
 

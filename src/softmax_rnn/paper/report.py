@@ -53,7 +53,7 @@ def build(folder: Path, site: Path) -> int:
 
 def _write_row(folder: Path) -> None:
     """Taken once, from the finished run, while its checkpoint is there."""
-    from ..lab.farm import status
+    from ..lab.sweep import status
     from .row import source, take_row
     from .scales import scale
     from .summary import read_plan, read_row

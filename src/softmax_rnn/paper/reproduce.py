@@ -20,7 +20,7 @@ from typing import Any
 
 from ..cli import Parser, whole
 from ..errors import UserError
-from ..lab.farm import ENDED, add_options, run_all, status
+from ..lab.sweep import ENDED, add_options, run_all, status
 from .catalog import FIGURES, choose
 from .estimate import GPUS, cost
 from .scales import Cell, Scale, scale
