@@ -112,7 +112,7 @@ def test_train_files(refused: Refused, tmp_path: Path, content: bytes, says: str
         (b"base: [1]\ngrid: {seed: [0]}", "base must hold options"),
         (b"preset: [a]\ngrid: {seed: [0]}", "Unknown preset"),
         (b"grid: {3: [0]}", "has the key 3"),
-        (b"grid: {seed: []}", "the grid has 0 runs"),
+        (b"grid: {seed: []}", "The grid has 0 runs"),
         (b"grid: {seed: [[1, 2]]}", "seed must be a whole number"),
         (b"grid: {train: [1]}", "train is a group of options"),
         (("grid: {" + ", ".join(f"x{i}: [0, 1]" for i in range(64)) + "}").encode(), "18,446,744,073,709,551,616 runs"),
