@@ -28,6 +28,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--top-k", type=whole(1, 2**31 - 1), default=50, help="when sampling: only among the k most likely")
     p.add_argument("--seed", type=whole(0, 2**63 - 1), default=0, help="when sampling")
     p.add_argument("--chunk", type=whole(1, 2**31 - 1), help="read a long prompt in pieces of this many tokens")
+    p.add_argument(
+        "--trust-remote-code", action="store_true", help="run Python code that lies beside the weights, if needed"
+    )
     p.add_argument("--stats", action="store_true", help="say at the end how fast it was and what the cache holds")
     return p
 
@@ -49,7 +52,8 @@ def main(argv: list[str]) -> int:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     where = smollm2_path() if args.model == "smollm2" else args.model
-    model, tokenizer = load_model(where).eval(), load_tokenizer(where)
+    trust = {"trust_remote_code": args.trust_remote_code}
+    model, tokenizer = load_model(where, **trust).eval(), load_tokenizer(where, **trust)
     if args.mechanism:
         patch(model, args.mechanism)
     inputs = _encode(tokenizer, read_text("-") if args.prompt == "-" else args.prompt)

@@ -139,7 +139,9 @@ def _from_disk(path: Path) -> PreTrainedTokenizerFast:
 
     try:
         if path.is_dir():
-            return _with_end(AutoTokenizer.from_pretrained(path, local_files_only=True), str(path))
+            return _with_end(
+                AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False), str(path)
+            )
         return _with_end(PreTrainedTokenizerFast(tokenizer_file=str(path)), str(path))
     except UserError:
         raise
@@ -152,11 +154,11 @@ def _from_hub(name: str) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
     except Exception:  # not downloaded yet
         check_hub(name, "model")
         try:
-            tokenizer = AutoTokenizer.from_pretrained(name)
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         except OSError as error:
             raise UserError(
                 f"Cannot download the tokenizer {name} ({str(error).splitlines()[0]}): if it is gated, accept its terms at "

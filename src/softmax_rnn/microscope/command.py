@@ -172,19 +172,20 @@ def open_model(name: str) -> tuple[PreTrainedModel, str | Path]:
 
     from ..models import load_model, smollm2_path
     from ..models.loading import first_line, locate
+    from ..models.patching import restore
 
     where: str | Path = smollm2_path() if name == "smollm2" else name
     place, extra = locate(where)
     if not extra and _is_encoder(place):
         try:
-            loaded: Any = AutoModel.from_pretrained(place, output_loading_info=True)
+            loaded: Any = AutoModel.from_pretrained(place, output_loading_info=True, trust_remote_code=False)
         except Exception as error:  # a damaged file can fail anywhere in its reader
             raise UserError(f"Cannot load a model from {name}: {first_line(error)}") from None
         model, found = loaded
         missing = sorted(k for k in found.get("missing_keys", ()) if "pooler" not in k)  # not used here
         if missing:
             raise UserError(f"{name} lacks {len(missing)} tensors that its config asks for, among them {missing[0]}.")
-        return model.eval(), where
+        return restore(model).eval(), where
     return load_model(where).eval(), where
 
 
@@ -192,7 +193,7 @@ def _is_encoder(place: str | Path) -> bool:
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(place)
+        config = AutoConfig.from_pretrained(place, trust_remote_code=False)
     except Exception:  # load_model will say what is wrong
         return False
     return config.model_type in ENCODERS and not getattr(config, "is_decoder", False)

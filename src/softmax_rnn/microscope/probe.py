@@ -22,7 +22,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from .. import Mechanism, MechanismError, Taylor, UserError, mechanism
 from ..models import masks
 from ..models.attention import SoftmaxRnnAttention
-from ..models.patch import ORIGINAL, patch, patched_attention, unpatch
+from ..models.patching import ORIGINAL, patch, patched_attention, unpatch
 from ..ops.sums import Sums, finish
 from ..ops.visibility import Visibility
 from .series import SAFE, largest_term, last_useful, partial_sums
@@ -135,7 +135,10 @@ def scoped(model: PreTrainedModel, scope: Scope) -> Iterator[None]:
     if not isinstance(model, PreTrainedModel):
         raise UserError(f"inspect takes a Hugging Face model, got {type(model).__name__}.")
     if hasattr(model, ORIGINAL):
-        raise UserError("This model is patched: unpatch it first, so that its own attention can be seen.")
+        raise UserError(
+            "This model is patched, and inspect looks at a model's own attention: unpatch it first (in a saved folder: "
+            "remove 'softmax_rnn' from its config.json)."
+        )
     training = model.training
     model.eval()
     try:
@@ -178,19 +181,19 @@ def _ours(model: PreTrainedModel, scope: Scope) -> Iterator[None]:
 
 def _answer(module: SoftmaxRnnAttention, own: Callable[..., Tensor], scope: Scope) -> Callable[..., Tensor]:
     def attend(
-        q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, cache: Any, causal: bool, options: dict[str, Any]
+        q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, cache: Any, causal: bool, hidden: Tensor
     ) -> Tensor:
         m = module.computed
-        visible = _visibility(q, k, mask, causal)
+        visible, options = _visibility(q, k, mask, causal), module.options(hidden)
         out = scope(Call(int(module.layer_idx), q, k, v, m, m.kernel.scale(q.shape[-1]), visible, options))
-        return own(q, k, v, mask, cache, causal, options) if out is None else out
+        return own(q, k, v, mask, cache, causal, hidden) if out is None else out
 
     return attend
 
 
 def _visibility(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Visibility:
-    keep, documents = masks.read(mask)  # documents are numbered in ascending order there
-    return Visibility(q.shape[2], k.shape[2], causal, q.device, keep, documents)
+    read = masks.read(mask)  # documents are numbered in ascending order there
+    return Visibility(q.shape[2], k.shape[2], causal, q.device, read.keep, read.documents)
 
 
 def scoped_attention(

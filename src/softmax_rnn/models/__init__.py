@@ -7,7 +7,7 @@ Importing this package registers ``SoftmaxRnnConfig`` and ``SoftmaxRnnForCausalL
     cache.py      a cache layer of constant size, for kernels that have a finite state
     llama.py      the configuration and the language model
     sizes.py      named sizes and their parameter counts
-    patch.py      swap the attention of a pretrained model
+    patching.py   swap the attention of a pretrained model
     authors.py    checkpoints of the paper's own code
     loading.py    one function that opens a folder, a run, a GGUF file or a name on the hub
 """
@@ -16,7 +16,7 @@ from .authors import load_authors
 from .cache import cache_bytes
 from .llama import SoftmaxRnnConfig, SoftmaxRnnForCausalLM
 from .loading import load_model, load_tokenizer, smollm2_path
-from .patch import patch, unpatch
+from .patching import patch, restore, unpatch
 from .sizes import SIZES, parameter_count
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "load_tokenizer",
     "parameter_count",
     "patch",
+    "restore",
     "smollm2_path",
     "unpatch",
 ]

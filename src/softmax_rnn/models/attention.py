@@ -112,13 +112,8 @@ class SoftmaxRnnAttention(LlamaAttention):
         if self.in_gate_proj is not None:
             v = v * self.in_gate_proj(hidden_states).sigmoid().mT[..., None]
         q, k, v = self.adjust(q, k, v, past_key_values)
-        mask = masks.read(attention_mask)
-        if kwargs.get("is_causal") is False:
-            out = self.both_ways(q, k, v, hidden_states, mask, past_key_values)
-        elif past_key_values is None:
-            out = attend(q, k, v, self.computed, mask.keep, mask.documents, **self.options(hidden_states))
-        else:
-            out = self.stream(q, k, v, hidden_states, mask, past_key_values)
+        causal = kwargs.get("is_causal") is not False
+        out = self.attend(q, k, v, attention_mask, past_key_values, causal, hidden_states)
         if self.norm_factor != 1.0:
             out = out * self.norm_factor
         return self.o_proj(out.transpose(1, 2).reshape(*hidden_states.shape[:-1], -1)), None
@@ -137,16 +132,24 @@ class SoftmaxRnnAttention(LlamaAttention):
             "length_exponent": None if self.norm_const is None else self.norm_const.flatten(),
         }
 
-    def both_ways(
-        self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, mask: masks.Mask, cache: Cache | None
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attention_mask: Tensor | None,
+        cache: Cache | None,
+        causal: bool,
+        hidden_states: Tensor,
     ) -> Tensor:
-        """Every token sees every other one."""
-        if cache is not None:
+        """Without a cache, both ways or causal, or after what is in a cache."""
+        mask = masks.read(attention_mask)
+        if cache is not None and not causal:
             raise MechanismError("A cache is for causal attention: with is_causal=False say use_cache=False, too.")
-        return compute(
-            q, k, v, self.computed, causal=False, key_padding_mask=mask.keep, segment_ids=mask.documents,
-            **self.options(hidden_states),
-        )  # fmt: skip
+        if cache is not None:
+            return self.stream(q, k, v, hidden_states, mask, cache)
+        options = {"key_padding_mask": mask.keep, "segment_ids": mask.documents, **self.options(hidden_states)}
+        return compute(q, k, v, self.computed, causal=causal, **options)
 
     def stream(self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, mask: masks.Mask, cache: Cache) -> Tensor:
         """After the tokens in a cache: of keys and values, or of a state of constant size."""

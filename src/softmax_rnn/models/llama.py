@@ -71,6 +71,11 @@ class SoftmaxRnnConfig(LlamaConfig):
             )
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name in (
+            "model_type",
+            "layer_types",
+        ):  # as in another model's config: here the class and the mechanism say it
+            return
         super().__setattr__(name, _plain(value) if name == "mechanism" else value)
 
     def layer_mechanisms(self) -> list[Mechanism]:

@@ -9,7 +9,7 @@ import importlib.util
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file
@@ -17,12 +17,19 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import MechanismError, UserError
+from .patching import restore
 
 
-def load_model(path: str | Path, **options: Any) -> PreTrainedModel:
-    """A causal language model from a folder, a run (its last checkpoint), a GGUF file or the hub.
+def load_model(
+    path: str | Path, *, auto: type = AutoModelForCausalLM, trust_remote_code: bool = False, **options: Any
+) -> PreTrainedModel:
+    """A causal language model from a folder, a run (its last checkpoint), a GGUF file or the hub; patched if it was saved so.
 
-    ``options`` go to transformers' ``from_pretrained``.
+    Args:
+        path: where it lies.
+        auto: the ``Auto`` class that makes it.
+        trust_remote_code: run Python files that lie beside the weights, if the model needs them.
+        options: for transformers' ``from_pretrained``.
 
     >>> model = load_model("runs/norm-nano")  # doctest: +SKIP
     >>> model = load_model(smollm2_path())  # doctest: +SKIP
@@ -33,13 +40,14 @@ def load_model(path: str | Path, **options: Any) -> PreTrainedModel:
 
         return load_authors(where)
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            where, **extra, **options, output_loading_info=True, ignore_mismatched_sizes=True
-        )
+        loaded: Any = cast(Any, auto).from_pretrained(
+            where, **extra, **options, output_loading_info=True, ignore_mismatched_sizes=True,
+            trust_remote_code=trust_remote_code,
+        )  # fmt: skip
     except MechanismError:
         raise
     except Exception as error:  # a damaged file can fail anywhere in its reader
-        raise UserError(f"Cannot load a model from {path}: {first_line(error)}") from None
+        raise _cannot_load("model", path, error) from None
     model, found = loaded
     # Where a tensor is missing or has another shape, transformers goes on with random numbers.
     missing, wrong = sorted(found.get("missing_keys", ())), sorted(found.get("mismatched_keys", ()))
@@ -48,10 +56,19 @@ def load_model(path: str | Path, **options: Any) -> PreTrainedModel:
     if wrong:
         name, stored, asked = wrong[0]
         raise UserError(f"{name} in {path} has shape {tuple(stored)}, but its config asks for {tuple(asked)}.")
-    return model
+    return restore(model)
 
 
-def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+def _cannot_load(what: str, path: str | Path, error: Exception) -> UserError:
+    if "trust_remote_code=True" in str(error):
+        return UserError(
+            f"{path} brings Python code of its own to load its {what}, which is not run unless you trust it: "
+            "read it, and then say --trust-remote-code (trust_remote_code=True)."
+        )
+    return UserError(f"Cannot load a {what} from {path}: {first_line(error)}")
+
+
+def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer that belongs to ``load_model(path)``; for a run it may lie beside the checkpoints."""
     where, extra = locate(path)
     if isinstance(where, Path) and not extra:
@@ -62,9 +79,9 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
             )
         where = places[0]
     try:
-        return AutoTokenizer.from_pretrained(where, **extra)
+        return AutoTokenizer.from_pretrained(where, **extra, trust_remote_code=trust_remote_code)
     except Exception as error:
-        raise UserError(f"Cannot load a tokenizer from {path}: {first_line(error)}") from None
+        raise _cannot_load("tokenizer", path, error) from None
 
 
 def smollm2_path() -> Path:

@@ -4,11 +4,16 @@ transformers' attention layers project, rotate and cache, and then call a functi
 ``config._attn_implementation``. ``patch`` puts our function there, with the mask function of the same name (without one,
 padding would be ignored in silence). It gets q, k and v, but neither the hidden states nor the cache: so mechanisms with
 gates are refused, and the model keeps its own cache of keys and values.
+
+The swap is written into the model's config, as ``config.softmax_rnn``: so a saved folder says what it was computed with, and
+``load_model`` swaps again (``restore``).
 """
 
 from __future__ import annotations
 
 import copy
+import types
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +24,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from ..algebra import Mechanism
-from ..errors import MechanismError
+from ..errors import MechanismError, MechanismWarning
 from ..ops.inputs import Dims, check_center
 from ..presets import mechanism as resolve
 from . import masks
-from .attention import attend, compute
+from .attention import SoftmaxRnnAttention, attend, compute
 
 # Families whose attention is the formula and nothing more: no bias on the scores, no soft cap, no sinks.
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt_neox", "bert", "roberta", "xlm-roberta", "electra")
@@ -32,6 +37,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt_neox", "bert", "roberta",
 UNSUPPORTED = ("softcap", "s_aux", "sinks", "position_bias", "head_mask", "output_attentions")
 
 SWAP, ORIGINAL = "softmax_rnn_swap", "softmax_rnn_original"  # attributes on attention modules, and on the model
+RECORD = "softmax_rnn"  # attribute of the config: {"mechanism": {...}, "centers": {layer: rows}}
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,8 @@ def patch(
     model.config._attn_implementation = masks.NAME
     for index, module in modules:
         setattr(module, SWAP, Swap(m, centers.get(index)))
+    setattr(model.config, RECORD, _record(m, centers))
+    model.save_pretrained = types.MethodType(_save_pretrained, model)  # type: ignore[method-assign]
     return model
 
 
@@ -91,10 +99,44 @@ def unpatch(model: PreTrainedModel) -> PreTrainedModel:
     if hasattr(model, ORIGINAL):
         model.config._attn_implementation = getattr(model, ORIGINAL)
         delattr(model, ORIGINAL)
+        delattr(model.config, RECORD)
+        del model.__dict__["save_pretrained"]
         for module in model.modules():
             if hasattr(module, SWAP):
                 delattr(module, SWAP)
     return model
+
+
+def restore(model: PreTrainedModel) -> PreTrainedModel:
+    """Swap the attention of a model that was saved while it was patched; any other stays as it is.
+
+    >>> restore(LlamaForCausalLM.from_pretrained(folder))  # doctest: +SKIP
+    """
+    record = getattr(model.config, RECORD, None)
+    if record is None or hasattr(model, ORIGINAL):
+        return model
+    try:
+        m = Mechanism.from_dict(record["mechanism"])
+        centers = {int(layer): torch.tensor(rows) for layer, rows in record.get("centers", {}).items()}
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise MechanismError(f"The config's {RECORD!r} does not describe a patched model: {error}.") from None
+    return patch(model, m, centers)
+
+
+def _record(m: Mechanism, centers: Mapping[int, Tensor]) -> dict[str, Any]:
+    return {"mechanism": m.to_dict(), "centers": {str(i): c.float().tolist() for i, c in sorted(centers.items())}}
+
+
+def _save_pretrained(self: PreTrainedModel, save_directory: str | Path, *args: Any, **options: Any) -> None:
+    """As the class's own, and say what the folder is."""
+    type(self).save_pretrained(self, save_directory, *args, **options)
+    m = Mechanism.from_dict(getattr(self.config, RECORD)["mechanism"])
+    warnings.warn(
+        f"{save_directory} was saved while patched: softmax_rnn.models.load_model computes '{m}' again, plain transformers "
+        "does not know of it and computes the model's own attention.",
+        MechanismWarning,
+        stacklevel=2,
+    )
 
 
 def _attention_modules(model: Any) -> list[tuple[int, nn.Module]]:
@@ -102,7 +144,7 @@ def _attention_modules(model: Any) -> list[tuple[int, nn.Module]]:
     if not isinstance(model, PreTrainedModel):
         raise MechanismError(f"patch takes a Hugging Face model, got {type(model).__name__}.")
     family = model.config.model_type
-    if family == "softmax_rnn":
+    if any(isinstance(m, SoftmaxRnnAttention) for m in model.modules()):
         raise MechanismError(
             "This model has a mechanism already: build it with SoftmaxRnnConfig(mechanism=...) instead of patching it."
         )
