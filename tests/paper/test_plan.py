@@ -12,10 +12,10 @@ from softmax_rnn import cli
 from softmax_rnn.lab.train import micro_batch
 from softmax_rnn.models.sizes import parameter_count
 from softmax_rnn.paper.catalog import FIGURES, of_scale
-from softmax_rnn.paper.estimate import GPUS, cost, reproduce
 from softmax_rnn.paper.figures import LOOK, color, label
-from softmax_rnn.paper.reproduce import plan, read_options
+from softmax_rnn.paper.reproduce import GPUS, cost, plan, read_options
 from softmax_rnn.paper.scales import BASE, CHANGES, LARGE, LONG, SCALES, Cell, mechanism_of
+from softmax_rnn.paper.summary import command
 
 
 @pytest.mark.parametrize("name", SCALES)
@@ -99,7 +99,7 @@ def test_dry_runs_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize(("figure", "scale", "seeds"), [("quick", "quick", 2), ("all", "cpu", 5), ("fig3", "paper", 1)])
 def test_printed_commands_can_be_typed(tmp_path: Path, figure: str, scale: str, seeds: int) -> None:
-    words = shlex.split(reproduce(figure, SCALES[scale], tmp_path / "with space", seeds))
+    words = shlex.split(command(figure, SCALES[scale], tmp_path / "with space", seeds))
     options = read_options(words[2:])
     assert (options.figure, options.scale.name, options.seeds) == (figure, scale, seeds)
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from softmax_rnn import cli
 from softmax_rnn.errors import UserError
-from softmax_rnn.paper.plots import draw
 from softmax_rnn.paper.reproduce import plan
 from softmax_rnn.paper.results import Results
 from softmax_rnn.paper.scales import SCALES, Cell
 from softmax_rnn.paper.summary import summarise
+from softmax_rnn.report.data import Spread
+from softmax_rnn.report.drawing import draw
 
 from .made import write_plan, write_run, write_runs
 
@@ -33,33 +36,33 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_whole_reproduction(folder: Path) -> None:
-    summary = summarise(folder)
-    assert summary["counts"] == {
+    report = summarise(folder)
+    assert report.counts == {
         "holds": 4,
         "does not hold": 0,
         "inconclusive": 0,
         "not testable here": 0,
         "not run": 0,
     }
-    assert {run["status"] for run in summary["runs"]} == {"done"}
-    (panel,) = summary["figures"][0]["panels"]
-    softmax = panel["curves"][0]
-    assert softmax["final_test"] == {"mean": pytest.approx(3.1), "low": pytest.approx(3.0), "high": pytest.approx(3.2)}
-    assert softmax["test"]["mean"][-1] == pytest.approx(3.1)
-    assert softmax["train"]["high"][-1] - softmax["train"]["low"][-1] == pytest.approx(0.2)
-    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+    assert {run.status for run in report.runs} == {"done"}
+    (panel,) = report.figures[0].panels
+    softmax = panel.curves[0]
+    assert softmax.final_test == Spread(pytest.approx(3.1), pytest.approx(3.0), pytest.approx(3.2))
+    assert softmax.test.mean[-1] == pytest.approx(3.1)
+    assert softmax.train.high[-1] - softmax.train.low[-1] == pytest.approx(0.2)
+    assert json.loads(report.text()) == report.plain()
 
 
 def test_a_missing_seed_is_named(folder: Path) -> None:
     gone = QUICK.config(Cell("norm", QUICK.main, seed=1), folder / "runs").folder
     (gone / "config.yaml").unlink()
-    summary = summarise(folder)
-    claim = next(c for c in summary["claims"] if c["name"] == "norm_matches_softmax")
-    assert claim["verdict"] == "inconclusive"
-    assert claim["missing"] == ["norm on tunes, base, seed 1 (missing)"]
-    assert "without seed 1" in claim["tests"][0]["note"]
-    norm = next(c for c in summary["figures"][0]["panels"][0]["curves"] if c["mechanism"] == "norm")
-    assert (norm["seeds"], norm["missing"]) == ([0], [1])
+    report = summarise(folder)
+    claim = next(c for c in report.claims if c.name == "norm_matches_softmax")
+    assert claim.verdict == "inconclusive"
+    assert claim.missing == ["norm on tunes, base, seed 1 (missing)"]
+    assert "without seed 1" in str(claim.tests[0].note)
+    norm = next(c for c in report.figures[0].panels[0].curves if c.mechanism == "norm")
+    assert (norm.seeds, norm.missing) == ([0], [1])
 
 
 @pytest.mark.parametrize(
@@ -81,13 +84,13 @@ def test_half_written_files_are_seen(folder: Path, file: str, damage, status: st
     cell = Cell("softmax", QUICK.main, seed=0)
     path = QUICK.config(cell, folder / "runs").folder / file
     path.write_text(damage(path.read_text()))
-    record = Results(QUICK, folder, [0, 1]).record(cell)
-    assert record.status == status
-    assert note in str(record.note)
-    assert record.final("test_loss") is None
-    summary = summarise(folder)
-    assert any(run["status"] == status and note in run["note"] for run in summary["runs"])
-    assert all(claim["verdict"] != "holds" or "more_orders" in claim["name"] for claim in summary["claims"])
+    planned = Results(QUICK, folder, [0, 1]).planned(cell)
+    assert planned.status == status
+    assert note in str(planned.note)
+    assert planned.final("test_loss") is None
+    report = summarise(folder)
+    assert any(run.status == status and note in str(run.note) for run in report.runs)
+    assert all(claim.verdict != "holds" or "more_orders" in claim.name for claim in report.claims)
 
 
 def test_a_diverged_run_has_a_hole_not_a_number(folder: Path, tmp_path: Path) -> None:
@@ -96,23 +99,24 @@ def test_a_diverged_run_has_a_hole_not_a_number(folder: Path, tmp_path: Path) ->
     rows[-2]["test_loss" if "test_loss" in rows[-2] else "train_loss"] = None
     rows[-1]["event"] = "diverged"
     run.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    summary = summarise(folder)
-    gate = next(c for c in summary["figures"][0]["panels"][0]["curves"] if c["mechanism"] == "gate")
-    assert None in gate["test"]["mean"] + gate["train"]["mean"]
-    assert gate["final_test"]["low"] == pytest.approx(3.3)  # seed 1 alone
-    assert draw(summary, tmp_path / "figures")
+    report = summarise(folder)
+    gate = next(c for c in report.figures[0].panels[0].curves if c.mechanism == "gate")
+    assert None in gate.test.mean + gate.train.mean
+    assert gate.final_test is not None
+    assert gate.final_test.low == pytest.approx(3.3)  # seed 1 alone
+    assert draw(report.figures, tmp_path / "figures")
 
 
 def test_nothing_run_draws_nothing(tmp_path: Path) -> None:
     write_plan(tmp_path, SCALES["cpu"], 3)
-    summary = summarise(tmp_path)
-    assert summary["counts"]["not run"] == len(summary["claims"])
-    assert draw(summary, tmp_path / "figures") == []
+    report = summarise(tmp_path)
+    assert report.counts["not run"] == len(report.claims)
+    assert draw(report.figures, tmp_path / "figures") == []
 
 
 def test_figures_are_the_same_for_the_same_data(folder: Path, tmp_path: Path) -> None:
-    summary = summarise(folder)
-    first, second = draw(summary, tmp_path / "a"), draw(summary, tmp_path / "b")
+    report = summarise(folder)
+    first, second = draw(report.figures, tmp_path / "a"), draw(report.figures, tmp_path / "b")
     assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
     assert "softmax" in first[0].read_text()
     assert first[0].with_suffix(".pdf").stat().st_size > 1000
@@ -136,7 +140,7 @@ def test_a_folder_that_is_no_reproduction(
     with pytest.raises(UserError, match=says):
         summarise(tmp_path)
     assert cli.main(["report", str(tmp_path)]) == 2
-    assert says in capsys.readouterr().err
+    assert ("There are no runs in" if content is None else says) in capsys.readouterr().err
     assert not (tmp_path / "summary.json").exists()
 
 
@@ -151,3 +155,52 @@ def test_nothing_to_report_on(
 def test_more_spikes_are_counted(tmp_path: Path) -> None:
     write_run(tmp_path, QUICK, Cell("gate", "tunes"), 3.0, spikes=3)
     assert Results(QUICK, tmp_path, [0]).final(Cell("gate", "tunes"), "spikes") == 3
+
+
+def test_packed_results_say_the_same(folder: Path, tmp_path: Path) -> None:
+    """Claims and report read both forms: same verdicts, same curves, same runs."""
+    unfinished = QUICK.config(Cell("gate", QUICK.main, seed=1), folder / "runs").folder / "metrics.jsonl"
+    unfinished.write_text(unfinished.read_text()[:-60])
+    assert cli.main(["pack", str(folder), str(tmp_path / "packed")]) == 0
+    plain, packed = summarise(folder), summarise(tmp_path / "packed")
+    assert packed.figures[0].panels == plain.figures[0].panels
+    assert [(c.name, c.verdict, c.tests) for c in packed.claims] == [(c.name, c.verdict, c.tests) for c in plain.claims]
+    assert [run for run in packed.runs if run.status == "done"] == [run for run in plain.runs if run.status == "done"]
+    assert [run.status for run in packed.runs].count("missing") == 1  # what has not ended is not packed
+
+
+def test_packed_runs_are_not_run_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Packed results in the folder count, so that a plan goes on from committed ones."""
+    assert cli.main(["pack", str(folder), str(folder)]) == 0
+    shutil.rmtree(folder / "runs")
+    assert cli.main(["reproduce", "quick", "--out", str(folder), "--dry-run"]) == 0
+    assert "12 runs, 12 of them done" in capsys.readouterr().out
+
+
+def test_a_run_from_before_an_option_existed_is_recognised(folder: Path) -> None:
+    """An option that did not exist then has its default now; another value is another run."""
+    cell = Cell("norm", QUICK.main, seed=0)
+    file = QUICK.config(cell, folder / "runs").folder / "config.yaml"
+    config = yaml.safe_load(file.read_text())
+    del config["train"]["schedule_steps"], config["data"]["max_tokens"]
+    file.write_text(yaml.safe_dump(config))
+    file.parent.rename(file.parent.with_name(f"{cell.name}-0123456789"))  # whose hash was another
+    assert Results(QUICK, folder, [0]).planned(cell).status == "done"
+    config["train"]["lr"] = 0.5
+    (folder / "runs" / f"{cell.name}-0123456789" / "config.yaml").write_text(yaml.safe_dump(config))
+    assert Results(QUICK, folder, [0]).planned(cell).status == "missing"
+
+
+def test_a_page_of_packed_results_leaves_them_as_they_are(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    packed = tmp_path / "kept"
+    cli.main(["pack", str(folder), str(packed)])
+    before = {path.name: path.read_bytes() for path in packed.iterdir()}
+    assert cli.main(["report", str(packed)]) == 0
+    assert {path.name: path.read_bytes() for path in packed.iterdir()} == before
+    assert (tmp_path / "out/kept-report/index.html").exists()
+    assert cli.main(["report", str(packed), "--keep"]) == 0
+    assert (packed / "summary.json").read_text() == (tmp_path / "out/kept-report/summary.json").read_text()
+    assert (packed / "figures/quick.svg").exists()

@@ -2,7 +2,22 @@
 claims that were not run, and a label that would like to be HTML."""
 
 import math
+from dataclasses import replace
 from typing import Any
+
+from softmax_rnn.report.data import (
+    Band,
+    ClaimView,
+    CurveView,
+    Example,
+    FigureView,
+    JudgedTest,
+    PanelView,
+    Report,
+    RunView,
+    Spread,
+    Verdict,
+)
 
 NASTY = "</script><img src=x onerror=alert(1)><b>%{x}</b>"
 CORPORA = ["code", "speeches", "tunes"]
@@ -22,49 +37,49 @@ def loss(tokens: float, offset: float, corpus: int, seed: int) -> float:
     return 2.1 + 0.35 * corpus + fall + offset * min(1, tokens / 3e5) + ripple
 
 
-def split(offset: float, corpus: int, seeds: list[int], points: int) -> dict[str, Any]:
+def split(offset: float, corpus: int, seeds: list[int], points: int) -> Band:
     x = [1_200_000 * (i + 1) / points for i in range(points)]
     values = [[loss(t, offset, corpus, s) for s in seeds] for t in x]
-    return {
-        "x": x,
-        "mean": [sum(v) / len(v) for v in values],
-        "low": [min(v) for v in values],
-        "high": [max(v) for v in values],
-    }
+    return Band(x, [sum(v) / len(v) for v in values], [min(v) for v in values], [max(v) for v in values])
 
 
-def curve(
-    mechanism: str, corpus: int, seeds: list[int], missing: list[int], label: str | None = None
-) -> dict[str, Any]:
+def curve(mechanism: str, corpus: int, seeds: list[int], missing: list[int], label: str | None = None) -> CurveView:
     color, dash, formula, offset = MECHANISMS[mechanism]
     test = split(offset, corpus, seeds, 12)
-    return {
-        "label": label or mechanism, "mechanism": mechanism, "formula": formula, "color": color, "dash": dash,
-        "train": split(offset, corpus, seeds, 80), "test": test, "seeds": seeds, "missing": missing,
-        "runs": [run_name(mechanism, corpus, s) for s in seeds], "spikes": 1.5 if mechanism == "gate" else 0,
-        "final_test": {k: test[k][-1] for k in ("mean", "low", "high")},
-    }  # fmt: skip
+    last = [values[-1] or 0.0 for values in (test.mean, test.low, test.high)]
+    return CurveView(
+        label=label or mechanism,
+        color=color,
+        dash=dash,
+        formula=formula,
+        mechanism=mechanism,
+        train=split(offset, corpus, seeds, 80),
+        test=test,
+        seeds=seeds,
+        missing=missing,
+        runs=[run_name(mechanism, corpus, s) for s in seeds],
+        spikes=1.5 if mechanism == "gate" else 0,
+        final_test=Spread(*last),
+    )
 
 
 def run_name(mechanism: str, corpus: int, seed: int) -> str:
     return f"{mechanism}-{CORPORA[corpus]}-{seed}a1b2c3d4e"
 
 
-def empty_curve(mechanism: str, missing: list[int]) -> dict[str, Any]:
+def empty_curve(mechanism: str, missing: list[int]) -> CurveView:
     color, dash, formula, _ = MECHANISMS[mechanism]
-    nothing: dict[str, Any] = {"x": [], "mean": [], "low": [], "high": []}
-    return {"label": mechanism, "mechanism": mechanism, "formula": formula, "color": color, "dash": dash, "train": nothing,
-            "test": nothing, "seeds": [], "missing": missing, "runs": [], "spikes": None, "final_test": None}  # fmt: skip
+    return CurveView(mechanism, color, dash, formula, mechanism, missing=missing)
 
 
-def figures() -> list[dict[str, Any]]:
+def figures() -> list[FigureView]:
     second = []
     for i, corpus in enumerate(CORPORA):
         curves = [curve(m, i, [0, 1, 2], []) for m in ("softmax", "norm")]
         curves.append(curve("gate", i, [0, 1], [2]) if i == 2 else curve("gate", i, [0, 1, 2], []))
-        second.append({"title": corpus, "x_label": "tokens", "curves": curves})
-    broken = second[1]["curves"][2]["test"]
-    broken["mean"][6] = broken["low"][6] = broken["high"][6] = None  # a loss that was not finite
+        second.append(PanelView(corpus, curves))
+    broken = second[1].curves[2].test
+    broken.mean[6] = broken.low[6] = broken.high[6] = None  # a loss that was not finite
     fourth = [curve(m, 0, [0, 1, 2], []) for m in ("softmax", "norm", "linear_elu")]
     fourth.append(curve("gate", 0, [0], [1, 2], label=NASTY))
     fifth = [empty_curve("softmax", [0, 1, 2]), empty_curve("linear_elu", [0, 1, 2])]
@@ -76,47 +91,45 @@ def figures() -> list[dict[str, Any]]:
     ]
 
 
-def alone(curves: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{"title": "code", "x_label": "tokens", "curves": curves}]
+def alone(curves: list[CurveView]) -> list[PanelView]:
+    return [PanelView("code", curves)]
 
 
-def figure(number: str, title: str, section: str, caption: str, panels: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"name": f"fig{number}", "number": number, "title": title, "section": section, "caption": caption,
-            "command": f"softmax-rnn reproduce fig{number} --scale cpu", "panels": panels}  # fmt: skip
+def figure(number: str, title: str, section: str, caption: str, panels: list[PanelView]) -> FigureView:
+    command = f"softmax-rnn reproduce fig{number} --scale cpu"
+    return FigureView(f"fig{number}", title, number, section, caption, command, panels=panels)
 
 
 def measured(
-    text: str, verdict: str, values: list[float | None], region: list[float | None], **more: Any
-) -> dict[str, Any]:
+    text: str, verdict: Verdict, values: list[float | None], region: list[float | None], **more: Any
+) -> JudgedTest:
     there = [v for v in values if v is not None]
     mean = sum(there) / len(there) if there else None
     half = 4.3 * (max(there) - min(there)) / 2.6 if len(there) > 1 else None
-    ends = (
-        {"low": mean - half, "high": mean + half}
-        if mean is not None and half is not None
-        else {"low": None, "high": None}
+    found = JudgedTest(
+        text, verdict, (region[0], region[1]), mean, seeds=list(range(len(values))), values=values, **more
     )
-    return {"text": text, "mean": mean, **ends, "unit": "nats", "region": region, "seeds": list(range(len(values))),
-            "values": values, "verdict": verdict, "note": None, **more}  # fmt: skip
+    return found if mean is None or half is None else replace(found, low=mean - half, high=mean + half)
 
 
-def claim(name: str, section: str, sentence: str, figure: str, tests: list[Any], **more: Any) -> dict[str, Any]:
-    verdict = tests[0]["verdict"] if tests else "not run"
-    return {"name": name, "section": section, "sentence": sentence, "figure": figure, "verdict": verdict, "tests": tests,
-            "runs": [], "missing": [], **more}  # fmt: skip
+def claim(name: str, section: str, sentence: str, figure: str, tests: list[JudgedTest], **more: Any) -> ClaimView:
+    return ClaimView(name, section, sentence, figure, tests[0].verdict if tests else "not run", tests, **more)
 
 
-def claims() -> list[dict[str, Any]]:
+def claims() -> list[ClaimView]:
     pair = [run_name(m, 0, s) for m in ("softmax", "norm") for s in range(3)]
     return [
         claim("norm_matches_softmax", "4.1", "Replacing the denominator by a vector norm matches softmax.", "fig2", [
-            measured("norm − softmax, test loss, mean of 3 corpora", "holds", [0.003, 0.006, 0.004], [-0.02, 0.02]),
+            measured("norm − softmax, test loss, mean of 3 corpora", "holds", [0.003, 0.006, 0.004], [None, 0.02],
+                     equivalence=(-0.02, 0.02), equivalent="holds"),
             measured("norm − softmax, train loss, code", "inconclusive", [0.001, 0.012, 0.004], [-0.02, 0.02], note="Few seeds."),
         ], runs=pair),
         claim("gate_is_worse", "4.1", "A gate in place of the denominator performs slightly worse than softmax.", "fig2", [
             measured("gate − softmax, test loss", "holds", [0.081, 0.093, 0.088], [0.0, None])]),
         claim("gate_is_unstable", "4.1", "Training with the gate shows recoverable loss spikes.", "fig2", [
             measured("spikes per run, gate", "inconclusive", [0.0, 1.0, 3.0], [1.0, None], unit="spikes")]),
+        claim("norm_is_stable", "4.1", "Training with the norm has no loss spikes.", "fig2", [
+            measured("spikes per run, norm", "not testable here", [0.0, 0.0, 0.0], [None, 0.0], unit="spikes")], ours=True),
         claim("linear_is_worse", "4.3", "Softmax outperforms linear attention by a significant gap.", "fig4", [
             measured("linear_elu − softmax, test loss", "holds", [0.29, 0.33, 0.31], [0.1, None])]),
         claim("detaching_hurts", "4.5", "Detaching the denominator significantly hurts performance.", "fig4", [
@@ -128,12 +141,14 @@ def claims() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def runs() -> list[dict[str, Any]]:
-    def run(mechanism: str, corpus: int, seed: int, status: str = "done", **more: Any) -> dict[str, Any]:
+def runs() -> list[RunView]:
+    def run(mechanism: str, corpus: int, seed: int, status: str = "done", **more: Any) -> RunView:
         final = loss(1.2e6, MECHANISMS[mechanism][3], corpus, seed)
-        return {"name": run_name(mechanism, corpus, seed), "mechanism": mechanism, "corpus": CORPORA[corpus], "variant": "base",
-                "seed": seed, "status": status, "steps": 300, "tokens": 1_200_000, "test_loss": final,
-                "train_loss": final - 0.05, "spikes": 0, "seconds": 61.2 + seed, "note": None, **more}  # fmt: skip
+        keys = {"mechanism": mechanism, "corpus": CORPORA[corpus], "setting": "base", "seed": str(seed)}
+        found = RunView(
+            run_name(mechanism, corpus, seed), status, keys, 300, 1_200_000, final, final - 0.05, 0, 61.2 + seed
+        )
+        return replace(found, **more)
 
     whole = [
         run(m, c, s)
@@ -150,32 +165,29 @@ def runs() -> list[dict[str, Any]]:
     ]
 
 
-def row() -> dict[str, Any]:
+def scores_of_one() -> Example:
     tokens = [("" if i == 0 else " ") + w.replace("⏎", "\n") for i, w in enumerate(TEXT.split())]
     scores = [1.1 * math.sin(1.7 * i) + 0.8 * math.cos(0.6 * i * i) - 0.4 for i in range(len(tokens))]
     scores[0], scores[2], scores[-1] = 2.9, 4.1, 3.3
-    return {"model": "softmax on code, seed 0", "where": "layer 2, head 3", "tokens": tokens, "query": len(tokens) - 1,
-            "scores": scores, "note": "Scores are scaled by 1/√16.", "head_dim": 16}  # fmt: skip
+    note = "Scores are scaled by 1/√16."
+    return Example("softmax on code, seed 0", "layer 2, head 3", tokens, len(tokens) - 1, scores, 16, note)
 
 
-def example() -> dict[str, Any]:
-    found = claims()
-    words = ["holds", "does not hold", "inconclusive", "not run"]
-    return {
-        "title": "Is softmax attention a sum of recurrent networks, with a norm for a denominator?",
-        "scale": "cpu",
-        "question": "The paper says that softmax attention is a sum of recurrent networks, that its denominator does no more than "
+def example() -> Report:
+    return Report(
+        title="Is softmax attention a sum of recurrent networks, with a norm for a denominator?",
+        scale="cpu",
+        question="The paper says that softmax attention is a sum of recurrent networks, that its denominator does no more than "
         "a vector norm, and that linear attention lags behind because it keeps only one of the terms. Do these claims hold when "
         "everything is run again, on other text, at a small scale?",
-        "setting": "A Llama of 1.1 million parameters, 1.2 million tokens, three corpora that need no download, three seeds each.",
-        "headline": {"figure": "fig2", "caption": "With a vector norm for a denominator the loss follows softmax's."},
-        "counts": {w: sum(c["verdict"] == w for c in found) for w in words},
-        "claims": found,
-        "figures": figures(),
-        "row": row(),
-        "runs": runs(),
-        "environment": {"python": "3.11", "torch": "2.13.0", "processor": "x86-64", "cores": 2},
-        "commands": ["softmax-rnn reproduce all --scale cpu", "softmax-rnn report --out out/report"],
-        "made": "2026-11-15",
-        "minutes": 97.0,
-    }  # fmt: skip
+        setting="A Llama of 1.1 million parameters, 1.2 million tokens, three corpora that need no download, three seeds each.",
+        headline="fig2",
+        claims=claims(),
+        figures=figures(),
+        example=scores_of_one(),
+        runs=runs(),
+        environment={"python": "3.11", "torch": "2.13.0", "processor": "x86-64", "cores": 2},
+        commands=["softmax-rnn reproduce all --scale cpu", "softmax-rnn report --out out/report"],
+        made="2026-11-15",
+        minutes=97.0,
+    )

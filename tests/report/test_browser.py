@@ -6,6 +6,7 @@ import pytest
 from PIL import Image
 from selenium.webdriver import ActionChains
 
+from softmax_rnn.report.data import Report
 from softmax_rnn.report.site import write_site
 from tests.report.example import NASTY, example
 
@@ -173,17 +174,15 @@ def test_a_label_like_html_is_text(shown):
 
 def test_links_to_runs_filter_the_table(shown):
     rows = "return [...document.querySelectorAll('#runs tbody tr')].filter(r => !r.hidden).map(r => r.cells[0].textContent)"
-    assert len(shown.run(rows)) == len(example()["runs"])
+    assert len(shown.run(rows)) == len(example().runs)
     shown.run("document.querySelector('#claim-norm_matches_softmax a[data-filter]').click()")
-    assert sorted(shown.run(rows)) == sorted(example()["claims"][0]["runs"])
+    assert sorted(shown.run(rows)) == sorted(example().claims[0].runs)
     assert shown.run("return location.hash") == "#runs"
     box = shown.driver.find_element("id", "filter")
     box.clear()
     box.send_keys("damaged gate")
     assert shown.run(rows) == ["gate-tunes-2a1b2c3d4e"]
-    assert (
-        shown.run("return document.getElementById('filter-count').textContent") == f"1 of {len(example()['runs'])} runs"
-    )
+    assert shown.run("return document.getElementById('filter-count').textContent") == f"1 of {len(example().runs)} runs"
 
 
 def test_darkness_changes_page_and_curves_at_once(shown):
@@ -222,7 +221,7 @@ def test_turning_a_phone_gives_panels_their_columns(browser, site):
 def test_without_scripts_the_verdicts_and_drawings_are_there(browser, site):
     browser.open(site, scripts=False)
     text = browser.run("return document.body.innerText")
-    assert all(claim["sentence"] in text for claim in example()["claims"])
+    assert all(claim.sentence in text for claim in example().claims)
     seen = browser.run("return [...document.images].filter(i => i.offsetHeight > 0).map(i => i.getAttribute('src'))")
     assert set(seen) == {"figures/fig2.svg", "figures/fig4.svg"}
     assert browser.run("return document.getElementById('filter').offsetHeight") == 0
@@ -238,7 +237,7 @@ def test_without_plotly_the_drawings_stand_in(browser, tmp_path):
 
 
 def test_an_empty_report_opens(browser, tmp_path):
-    browser.open(write_site({"title": "Nothing yet"}, tmp_path, tmp_path / "out"))
+    browser.open(write_site(Report("Nothing yet", "quick"), tmp_path, tmp_path / "out"))
     assert "No figures have been run yet." in browser.run("return document.body.innerText")
     assert browser.problems() == []
 

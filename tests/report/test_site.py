@@ -1,5 +1,6 @@
 """The report as files: whole, offline, escaped, and honest about what is missing. No browser needed."""
 
+import dataclasses
 import json
 import math
 from html.parser import HTMLParser
@@ -9,10 +10,10 @@ from typing import Any
 import pytest
 
 from softmax_rnn.errors import UserError
-from softmax_rnn.report.glyph import glyph, measured, region_words
+from softmax_rnn.report.data import ClaimView, JudgedTest, Report, RunView
 from softmax_rnn.report.site import embedded, write_site
 from softmax_rnn.report.style import page
-from softmax_rnn.report.verdicts import deciding
+from softmax_rnn.report.verdicts import glyph, measured, region_words
 from tests.report.example import NASTY, example
 
 VOID = {"meta", "link", "img", "input", "br"}
@@ -56,16 +57,20 @@ def read(site: Path) -> Reader:
 
 def poisoned(value: Any) -> Any:
     """The same data with something nasty in every text that is shown, and none of the words that the page knows."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        words = ("name", "figure", "verdict", "equivalent", "x_scale", "scale", "headline")
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.name not in words}
+        return dataclasses.replace(value, **{k: poisoned(v) for k, v in fields.items()})
     if isinstance(value, dict):
-        return {k: v if k in ("name", "figure", "verdict") else poisoned(v) for k, v in value.items()}
+        return {k: poisoned(v) for k, v in value.items()}
     if isinstance(value, list):
         return [poisoned(v) for v in value]
     return f'"{NASTY}' if isinstance(value, str) else value
 
 
 def test_every_claim_is_there_without_scripts(read):
-    for claim in example()["claims"]:
-        assert claim["sentence"] in read.words
+    for claim in example().claims:
+        assert claim.sentence in read.words
     assert "nothing yet" in read.words
     assert "Missing: taylor10 on code, seeds 0, 1 and 2" in read.words
 
@@ -113,28 +118,28 @@ def test_nothing_a_user_names_becomes_html(tmp_path):
 
 
 def test_embedded_data_cannot_end_its_element():
-    script = embedded({"label": NASTY, "other": "<!--<script>"})
+    script = embedded(Report(title=NASTY, question="<!--<script>"))
     inside = script.removeprefix('<script type="application/json" id="summary">').removesuffix("</script>")
     assert "<" not in inside
-    assert json.loads(inside)["label"] == NASTY
+    assert json.loads(inside)["title"] == NASTY
 
 
-def test_an_empty_summary_says_what_is_missing(tmp_path):
-    found = Reader(write_site({}, tmp_path / "nowhere", tmp_path / "out").read_text())
+def test_an_empty_report_says_what_is_missing(tmp_path):
+    found = Reader(write_site(Report(scale="quick"), tmp_path / "nowhere", tmp_path / "out").read_text())
     for sentence in (
         "No claims have been tested",
         "headline figure has no runs",
-        "no row of a trained model",
+        "no query of a trained model",
         "no runs yet",
     ):
         assert sentence in found.words
 
 
 def test_numbers_that_json_does_not_have_become_null(tmp_path):
-    given = {"title": "t", "runs": [{"name": "r", "test_loss": math.nan, "seconds": math.inf}]}
+    given = Report(title="t", runs=[RunView("r", "done", test_loss=math.nan, seconds=math.inf)])
     index = write_site(given, tmp_path, tmp_path / "out")
     run = json.loads((index.parent / "summary.json").read_text())["runs"][0]
-    assert run == {"name": "r", "test_loss": None, "seconds": None}
+    assert (run["name"], run["test_loss"], run["seconds"]) == ("r", None, None)
 
 
 def test_a_report_may_be_written_over_itself(tmp_path):
@@ -147,7 +152,7 @@ def test_a_report_may_be_written_over_itself(tmp_path):
 def test_a_file_in_the_way_is_one_sentence(tmp_path):
     (tmp_path / "out").write_text("")
     with pytest.raises(UserError, match="is a file"):
-        write_site({}, tmp_path, tmp_path / "out")
+        write_site(Report(), tmp_path, tmp_path / "out")
 
 
 def test_the_common_page_is_as_it_was():
@@ -155,26 +160,26 @@ def test_the_common_page_is_as_it_was():
 
 
 def test_the_deciding_test_is_one_that_came_out_as_the_claim():
-    tests = [{"verdict": "holds"}, {"verdict": "does not hold"}]
-    assert deciding({"verdict": "does not hold", "tests": tests}) is tests[1]
-    assert deciding({"verdict": "not run", "tests": []}) is None
+    tests = [JudgedTest("a", "holds", (None, 1.0)), JudgedTest("b", "does not hold", (None, 1.0))]
+    assert ClaimView("c", "4", "c", "fig2", "does not hold", tests).deciding is tests[1]
+    assert ClaimView("c", "4", "c", "fig2", "not run").deciding is None
 
 
 @pytest.mark.parametrize(
     ("region", "words"),
     [
-        ([-0.02, 0.02], "within ±0.02"),
-        ([0.1, None], "above 0.1"),
-        ([None, -1], "up to −1"),
-        ([0, 2], "between 0 and 2"),
+        ((-0.02, 0.02), "within ±0.02"),
+        ((0.1, None), "above 0.1"),
+        ((None, -1), "up to −1"),
+        ((0, 2), "between 0 and 2"),
     ],
 )
 def test_regions_in_words(region, words):
-    assert region_words({"region": region}) == words
+    assert region_words(region) == words
 
 
 def test_the_glyph_puts_the_interval_into_the_region():
-    drawn = Reader(glyph({"mean": 0.0, "low": -0.01, "high": 0.01, "region": [-0.02, 0.02], "verdict": "holds"}))
+    drawn = Reader(glyph(JudgedTest("x", "holds", (-0.02, 0.02), 0.0, -0.01, 0.01)))
     left = float(drawn.all("rect")[0]["x"] or 0)
     right = left + float(drawn.all("rect")[0]["width"] or 0)
     line = next(a["d"] for a in drawn.all("path") if a["class"] == "interval") or ""
@@ -183,7 +188,7 @@ def test_the_glyph_puts_the_interval_into_the_region():
 
 
 def test_a_test_without_numbers_has_words():
-    nothing = {"mean": None, "low": None, "high": None, "region": [None, None], "values": [None]}
+    nothing = JudgedTest("x", "not run", (None, None), values=[None])
     assert glyph(nothing) == ""
     assert measured(nothing) == "no number"
-    assert measured({"mean": 0.25, "low": None, "high": None, "unit": "nats"}) == "+0.250 nats, no interval"
+    assert measured(JudgedTest("x", "inconclusive", (None, None), 0.25)) == "+0.250 nats, no interval"

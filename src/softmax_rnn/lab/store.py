@@ -6,6 +6,7 @@ too. A damaged run is one of the table, with the file and the line that are dama
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import read_yaml
+from ..files import read_json, read_yaml
 from .model import label
 from .recorder import DamagedMetrics, read
 
@@ -22,12 +23,23 @@ DEPTH = 4  # how many folders down runs are looked for
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder, read."""
+    """One run, read from its folder or from packed files."""
 
     folder: Path
     config: dict[str, Any] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
     damage: str | None = None
+    packed_environment: dict[str, Any] | None = None
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What it ran on; nothing if that cannot be read."""
+        if self.packed_environment is not None:
+            return self.packed_environment
+        with contextlib.suppress(OSError, UserError):
+            about = read_json(self.folder / "environment.json")
+            return about if isinstance(about, dict) else {}
+        return {}
 
     @property
     def status(self) -> str:
@@ -107,9 +119,12 @@ def _damaged(folder: Path, why: str) -> DamagedRun:
 
 
 def find_runs(root: str | Path) -> list[Run]:
-    """All runs in a folder, by name; a damaged one is among them and says what is wrong with it."""
+    """All runs in a folder, packed or in folders, by name; a damaged one is among them and says what is wrong with it."""
+    from .packed import is_packed, read_packed
+
+    packed = read_packed(Path(root)) if is_packed(Path(root)) else []
     found = [_read_or_damaged(folder) for folder in sorted(_folders(Path(root), DEPTH))]
-    return [run for run in found if run is not None]
+    return packed + [run for run in found if run is not None]
 
 
 def _read_or_damaged(folder: Path) -> Run | None:

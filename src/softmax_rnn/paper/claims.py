@@ -22,13 +22,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from ..report.data import Verdict
 from .scales import BASE, GRID, Cell, Scale, Setting
 
 if TYPE_CHECKING:
     from .results import Results
 
 Metric = Literal["test_loss", "spikes", "sensitivity"]
-Verdict = Literal["holds", "does not hold", "inconclusive", "not testable here", "not run"]
 Where = Literal["main", "all"]
 Region = tuple[float, float]
 

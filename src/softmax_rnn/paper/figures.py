@@ -55,6 +55,11 @@ class Panel:
     mechanisms: tuple[str, ...]
     settings: tuple[Setting, ...] = (BASE,)
 
+    @property
+    def rates(self) -> bool:
+        """True if it shows final losses against the learning rate."""
+        return len(self.settings) > 1
+
     def cells(self, seeds: Sequence[int]) -> list[Cell]:
         """Its runs."""
         return [

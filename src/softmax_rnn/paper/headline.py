@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib
 from matplotlib import pyplot as plt
 
+from ..report.data import CurveView, Report, plain
 from ..report.drawing import STYLE, save
 from .experiments import FAMILIES
 
@@ -22,48 +23,53 @@ COLORS = {"taylor": "#08519c", "elu": "#2e8b57", "relu": "#c8860d", "cosine": "#
 OUT_OF_RANGE = 1.0  # nats above softmax, where the axis ends
 
 
-def draw_headline(summary: dict[str, Any], folder: Path) -> Path | None:
+def draw_headline(report: Report, folder: Path) -> Path | None:
     """Write ``headline.svg``; nothing where softmax or everything else is missing."""
-    curves = main_curves(summary)
+    curves = main_curves(report)
     if not curves.get("softmax") or len(curves) < 4:
         return None
     with matplotlib.rc_context(STYLE):
         drawing, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained", width_ratios=(1.15, 1))
         _replacements(left, curves)
         _orders(right, curves)
-        path = save(drawing, folder / "headline.svg", finals(curves))
-    plt.close(drawing)
-    return path
+        return save(drawing, folder / "headline.svg", finals(curves))
 
 
-def main_curves(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def main_curves(report: Report) -> dict[str, CurveView]:
     """Finished mechanisms on the main corpus, at the base setting."""
-    by_name = {figure["name"]: figure for figure in summary["figures"]}
-    panels = [panel for name in ("fig4", "fig5", "fig6") if name in by_name for panel in by_name[name]["panels"]]
-    return {c["mechanism"]: c for panel in panels for c in panel["curves"] if c["final_test"] is not None}
+    figures = [figure for name in ("fig4", "fig5", "fig6") if (figure := report.figure(name)) is not None]
+    curves = [curve for figure in figures for panel in figure.panels for curve in panel.curves]
+    return {curve.mechanism: curve for curve in curves if curve.final_test is not None}
 
 
-def finals(curves: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def finals(curves: dict[str, CurveView]) -> dict[str, Any]:
     """What the picture shows, as data."""
-    return {name: curve["final_test"] for name, curve in curves.items()}
+    return {name: plain(curve.final_test) for name, curve in curves.items()}
 
 
-def _replacements(axis: Any, curves: dict[str, dict[str, Any]]) -> None:
-    base = curves["softmax"]["final_test"]["mean"]
+def _mean(curve: CurveView) -> float:
+    assert curve.final_test is not None  # main_curves takes no others
+    return curve.final_test.mean
+
+
+def _replacements(axis: Any, curves: dict[str, CurveView]) -> None:
+    base = _mean(curves["softmax"])
     names: list[str] = []
     for group in GROUPS.values():
         names += [name for name in group if name in curves]
     for y, name in enumerate(names):
         curve = curves[name]
-        low, mean, high = (curve["final_test"][key] - base for key in ("low", "mean", "high"))
+        final = curve.final_test
+        assert final is not None
+        low, mean, high = final.low - base, final.mean - base, final.high - base
         if mean > OUT_OF_RANGE:
             axis.set_xlim(right=OUT_OF_RANGE)
-            axis.annotate(f"+{mean:.1f}", (OUT_OF_RANGE, y), ha="right", va="center", color=curve["color"], fontsize=8)
+            axis.annotate(f"+{mean:.1f}", (OUT_OF_RANGE, y), ha="right", va="center", color=curve.color, fontsize=8)
             continue
-        axis.plot([low, high], [y, y], color=curve["color"], lw=2.2, alpha=0.45, solid_capstyle="round")
-        axis.plot(mean, y, "o", ms=5.5, color=curve["color"])
+        axis.plot([low, high], [y, y], color=curve.color, lw=2.2, alpha=0.45, solid_capstyle="round")
+        axis.plot(mean, y, "o", ms=5.5, color=curve.color)
     axis.axvline(0, color="#1b1b1b", lw=0.8)
-    axis.set_yticks(range(len(names)), [curves[name]["label"] for name in names])
+    axis.set_yticks(range(len(names)), [curves[name].label for name in names])
     axis.invert_yaxis()
     axis.set(xlabel="test loss above softmax's, nats per token", title="Parts of softmax attention replaced")
     axis.grid(axis="y", visible=False)
@@ -73,7 +79,7 @@ def _replacements(axis: Any, curves: dict[str, dict[str, Any]]) -> None:
         axis.axhline(edge - 0.5, color="#cccccc", lw=0.6)
 
 
-def _orders(axis: Any, curves: dict[str, dict[str, Any]]) -> None:
+def _orders(axis: Any, curves: dict[str, CurveView]) -> None:
     for family, text in FAMILIES.items():
         for suffix, style in (("_norm", "o-"), ("", "s--")):
             found = {int(m[1]): c for name, c in curves.items() if (m := re.fullmatch(rf"{family}(\d+){suffix}", name))}
@@ -82,14 +88,12 @@ def _orders(axis: Any, curves: dict[str, dict[str, Any]]) -> None:
             if not found:
                 continue
             orders = sorted(found)
-            means = [found[n]["final_test"]["mean"] for n in orders]
+            means = [_mean(found[n]) for n in orders]
             label = f"{text}, {'L2 norm' if suffix else 'sum'}" if family == "taylor" else text if suffix else None
             axis.plot(orders, means, style, color=COLORS[family], ms=4, lw=1.2, label=label)
     for name, style in (("softmax", "--"), ("norm", "-")):
         if name in curves:
-            axis.axhline(
-                curves[name]["final_test"]["mean"], color="#1b1b1b", ls=style, lw=0.8, label=f"{name}, all orders"
-            )
+            axis.axhline(_mean(curves[name]), color="#1b1b1b", ls=style, lw=0.8, label=f"{name}, all orders")
     axis.set_xscale("symlog", linthresh=2)
     axis.set_xticks([0, 1, 2, 4, 10], ["0", "1", "2", "4", "10"])
     axis.minorticks_off()

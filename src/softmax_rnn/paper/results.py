@@ -1,29 +1,36 @@
-"""What was run: the runs of a scale, found on disk by their configuration. What is missing or damaged is said, never invented."""
+"""What was run: the runs of a plan, in folders or packed. What is missing or damaged is said, never invented.
+
+A run is found by its name and recognised by its configuration: what it says must be what the plan asks for, and options that did
+not exist when it was trained must have their defaults.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
+import re
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from ..lab.config import RunConfig
+from ..lab.packed import is_packed, read_packed
 from ..lab.store import DamagedRun, Run, read_run
 from .scales import Cell, Scale
 
 Metric = Literal["test_loss", "spikes"]
+Status = Literal["done", "diverged", "unfinished", "damaged", "missing"]
 
 
 @dataclass(frozen=True)
-class Record:
-    """One cell as it is on disk: status ``done``, ``diverged``, ``unfinished``, ``damaged`` or ``missing``."""
+class PlannedRun:
+    """One cell of the plan, and what there is of it."""
 
     cell: Cell
     folder: Path
-    status: str
+    status: Status
     run: Run | None = None
     note: str | None = None
 
@@ -48,58 +55,110 @@ class Record:
 
 
 class Results:
-    """All runs of a scale under ``folder/runs``."""
+    """All runs of a scale: packed in ``folder``, and in folders under ``folder/runs``."""
 
     def __init__(self, scale: Scale, folder: Path, seeds: Sequence[int]) -> None:
         self.scale, self.folder, self.seeds = scale, folder, tuple(seeds)
-        self._records: dict[Cell, Record] = {}
+        self._found: dict[Cell, PlannedRun] = {}
 
-    def record(self, cell: Cell) -> Record:
+    def planned(self, cell: Cell) -> PlannedRun:
         """What there is of a cell."""
-        if cell not in self._records:
-            self._records[cell] = _read(cell, self.scale.config(cell, self.folder / "runs").folder)
-        return self._records[cell]
+        if cell not in self._found:
+            self._found[cell] = self._find(cell)
+        return self._found[cell]
 
     def final(self, cell: Cell, metric: Metric) -> float | None:
         """Of a cell that has ended."""
-        return self.record(cell).final(metric)
+        return self.planned(cell).final(metric)
+
+    def _find(self, cell: Cell) -> PlannedRun:
+        config = self.scale.config(cell, self.folder / "runs")
+        for run in self._packed[cell.name]:
+            if agrees(run.config, config):
+                return _from_run(cell, run)
+        found = [_read(cell, folder, config) for folder in self._folders[cell.name]]
+        there = [planned for planned in found if planned is not None]
+        return min(there, key=lambda p: not p.ended, default=PlannedRun(cell, config.folder, "missing"))
 
     @cached_property
-    def environments(self) -> list[dict[str, Any]]:
-        """What the runs that have ended say about where they ran; a file that cannot be read says nothing."""
-        found = []
-        for record in self._records.values():
-            with contextlib.suppress(OSError, ValueError):
-                about = json.loads((record.folder / "environment.json").read_text())
-                if record.ended and {"versions", "hardware", "git", "sessions"} <= set(about):
-                    found.append(about)
-        return found
+    def _packed(self) -> dict[str, list[Run]]:
+        runs: dict[str, list[Run]] = defaultdict(list)
+        for run in read_packed(self.folder) if is_packed(self.folder) else []:
+            runs[_without_hash(run.folder)].append(run)
+        return runs
+
+    @cached_property
+    def _folders(self) -> dict[str, list[Path]]:
+        folders: dict[str, list[Path]] = defaultdict(list)
+        for folder in sorted((self.folder / "runs").glob("*-*")):
+            folders[_without_hash(folder)].append(folder)
+        return folders
 
     @property
-    def environment(self) -> dict[str, Any]:
+    def _environments(self) -> list[dict[str, Any]]:
+        """What the runs that have ended say about where they ran; a file that cannot be read says nothing."""
+        said = [p.run.environment for p in self._found.values() if p.ended and p.run is not None]
+        return [about for about in said if {"versions", "hardware", "git", "sessions"} <= set(about)]
+
+    @property
+    def environment(self) -> dict[str, str]:
         """Of the first run, flat, with the revisions of all."""
-        for about in self.environments:
-            revisions = sorted({str(other["git"])[:10] for other in self.environments})
-            return {
-                **about["versions"],
-                **{k: v for k, v in about["hardware"].items() if v},
-                "git": ", ".join(revisions),
-            }
+        for about in self._environments:
+            revisions = sorted({str(other["git"])[:10] for other in self._environments})
+            hardware = {key: value for key, value in about["hardware"].items() if value}
+            return {k: str(v) for k, v in (about["versions"] | hardware).items()} | {"git": ", ".join(revisions)}
         return {}
 
     @property
     def made(self) -> str:
         """The day on which the last run began."""
-        return max((about["sessions"][-1]["began"][:10] for about in self.environments), default="")
+        return max((about["sessions"][-1]["began"][:10] for about in self._environments), default="")
 
 
-def _read(cell: Cell, folder: Path) -> Record:
+def agrees(there: dict[str, Any], wanted: RunConfig) -> bool:
+    """True if a run's configuration is the wanted one, but for where and how it was run; see above for new options."""
+    asked, plain = asdict(wanted), asdict(RunConfig())
+    for group, options in asked.items():
+        if group in ("run", "name"):
+            continue
+        if not isinstance(options, dict):
+            if there.get(group, plain[group]) != options:
+                return False
+            continue
+        said = plain[group] | there.get(group, {})
+        if any(
+            said.get(option) != value for option, value in options.items() if (group, option) != ("model", "mechanism")
+        ):
+            return False
+    return _same_mechanism(there.get("model", {}).get("mechanism"), asked["model"]["mechanism"])
+
+
+def _same_mechanism(there: Any, wanted: Any) -> bool:
+    """Names are compared as names; one that is written out may have been written with fewer fields."""
+    if isinstance(there, dict) and isinstance(wanted, dict):
+        from ..algebra import Mechanism
+
+        return there == wanted or Mechanism.from_dict(there) == Mechanism.from_dict(wanted)
+    return bool(there == wanted)
+
+
+def _without_hash(folder: Path) -> str:
+    return re.sub(r"-[0-9a-f]{10}$", "", folder.name)
+
+
+def _read(cell: Cell, folder: Path, wanted: RunConfig) -> PlannedRun | None:
+    """A folder of the right name; None if it is no run, or another one."""
     try:
         run = read_run(folder)
-    except FileNotFoundError:
-        return Record(cell, folder, "missing")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except DamagedRun as error:
-        return Record(cell, folder, "damaged", note=str(error))
+        return PlannedRun(cell, folder, "damaged", note=str(error))
+    return _from_run(cell, run) if agrees(run.config, wanted) else None
+
+
+def _from_run(cell: Cell, run: Run) -> PlannedRun:
     reached, steps = run.rows[-1]["step"] if run.rows else 0, run.config["train"]["steps"]
     note = f"stopped at step {reached} of {steps}" if run.status == "unfinished" else None
-    return Record(cell, folder, run.status, run, note)
+    status: Any = run.status
+    return PlannedRun(cell, run.folder, status, run, note)

@@ -1,4 +1,4 @@
-"""Everything that a report shows, as plain data: claims with their verdicts, curves, runs, the environment and the commands."""
+"""From runs to a report: claims with their verdicts, curves, runs, the environment and the commands, as typed data."""
 
 from __future__ import annotations
 
@@ -6,18 +6,28 @@ import json
 import math
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..errors import UserError
+from ..report.data import (
+    Band,
+    ClaimView,
+    CurveView,
+    Example,
+    FigureView,
+    JudgedTest,
+    PanelView,
+    Report,
+    RunView,
+    Spread,
+)
 from .catalog import of_scale
-from .claims import UNITS, Claim, Judgement, conclude, run_test
-from .estimate import reproduce
+from .claims import UNITS, Claim, Judgement, Region, conclude, run_test
 from .figures import Figure, Panel, color, dash, label
-from .results import Record, Results
+from .results import PlannedRun, Results
 from .scales import SCALES, Scale, mechanism_of, scale
 
-VERDICTS = ("holds", "does not hold", "inconclusive", "not testable here", "not run")
 QUESTION = (
     "Softmax attention is a sum of recurrent networks, one for each term of the exponential's Taylor series, divided by a "
     "denominator. Which of its parts does a language model need? Each experiment replaces one part, trains the same small "
@@ -25,41 +35,21 @@ QUESTION = (
 )
 
 
-def summarise(folder: Path) -> dict[str, Any]:
-    """The summary of a reproduction folder, which says its scale and seeds in ``plan.json``."""
-    plan = read_plan(folder)
-    chosen = scale(plan["scale"])
-    results = Results(chosen, folder, range(plan["seeds"]))
-    figures = of_scale(chosen)
-    claims = [(claim, figure) for figure in figures for claim in figure.claims]
-    judged = [_claim(claim, figure, results) for claim, figure in claims]
-    cells = list(dict.fromkeys(cell for figure in figures for cell in figure.cells(chosen, results.seeds)))
-    records = [results.record(cell) for cell in cells]
-    return {
-        "title": "Softmax attention, taken apart",
-        "scale": chosen.name,
-        "question": QUESTION,
-        "setting": setting(chosen, len(results.seeds)),
-        "headline": {"figure": figures[0].name, "caption": figures[0].caption},
-        "counts": {verdict: sum(c["verdict"] == verdict for c in judged) for verdict in VERDICTS},
-        "claims": judged,
-        "figures": [_figure(figure, results) for figure in figures],
-        "row": read_row(folder),
-        "runs": [_run(record) for record in records],
-        "environment": results.environment,
-        "commands": [_command(_whole(chosen), results), f"softmax-rnn report {shlex.quote(str(folder))}"],
-        "made": results.made,
-        "minutes": round(sum(r.run.last("seconds") or 0 for r in records if r.run is not None) / 60, 1),
-    }
+@dataclass(frozen=True)
+class Plan:
+    """What a reproduction folder is about: ``plan.json``."""
+
+    scale: Scale
+    seeds: int
 
 
-def read_plan(folder: Path) -> dict[str, Any]:
+def read_plan(folder: Path) -> Plan:
     """``plan.json``; whatever is wrong with it is one sentence."""
     file = folder / "plan.json"
     try:
         plan = json.loads(file.read_text())
         if plan["scale"] in SCALES and isinstance(plan["seeds"], int) and plan["seeds"] > 0:
-            return dict(plan)
+            return Plan(scale(plan["scale"]), plan["seeds"])
     except FileNotFoundError:
         raise UserError(
             f"{folder} has no plan.json: make one with softmax-rnn reproduce quick --out {folder}"
@@ -69,13 +59,38 @@ def read_plan(folder: Path) -> dict[str, Any]:
     raise UserError(f"{file} is damaged: delete it and run softmax-rnn reproduce with --out {folder} again.")
 
 
-def read_row(folder: Path) -> dict[str, Any] | None:
-    """``row.json``, or None where it is not there or cannot be read."""
-    try:
-        row = json.loads((folder / "row.json").read_text())
-        return row if isinstance(row, dict) and {"model", "tokens", "scores", "query"} <= set(row) else None
-    except (OSError, ValueError):
-        return None
+def command(figure: str, chosen: Scale, out: Path, seeds: int, *more: str) -> str:
+    """The command that makes a figure."""
+    words = ["softmax-rnn", "reproduce", figure]
+    words += [] if chosen.name == "quick" else ["--scale", chosen.name]
+    words += [] if seeds == chosen.seeds else ["--seeds", str(seeds)]
+    return shlex.join([*words, "--out", str(out), *more])
+
+
+def summarise(folder: Path) -> Report:
+    """The report on a reproduction folder, which says its scale and seeds in ``plan.json``."""
+    plan = read_plan(folder)
+    results = Results(plan.scale, folder, range(plan.seeds))
+    figures = of_scale(plan.scale)
+    claims = [_claim(claim, figure, results) for figure in figures for claim in figure.claims]
+    cells = dict.fromkeys(cell for figure in figures for cell in figure.cells(plan.scale, results.seeds))
+    runs = [results.planned(cell) for cell in cells]
+    whole = "quick" if plan.scale.name == "quick" else "all"
+    return Report(
+        title="Softmax attention, taken apart",
+        scale=plan.scale.name,
+        question=QUESTION,
+        setting=setting(plan.scale, plan.seeds),
+        headline=figures[0].name,
+        claims=claims,
+        figures=[_figure(figure, results) for figure in figures],
+        example=read_example(folder),
+        runs=[_run(planned) for planned in runs],
+        environment=results.environment,
+        commands=[command(whole, plan.scale, folder, plan.seeds), f"softmax-rnn report {shlex.quote(str(folder))}"],
+        made=results.made,
+        minutes=round(sum(p.run.last("seconds") or 0 for p in runs if p.run is not None) / 60, 1),
+    )
 
 
 def setting(chosen: Scale, seeds: int) -> str:
@@ -86,139 +101,120 @@ def setting(chosen: Scale, seeds: int) -> str:
     return f"{chosen.about} {size}, {f'{seeds} seeds' if seeds > 1 else 'one seed'}."
 
 
-def _claim(claim: Claim, figure: Figure, results: Results) -> dict[str, Any]:
+def read_example(folder: Path) -> Example | None:
+    """``example.json``, or None where it is not there or cannot be read."""
+    try:
+        return Example(**json.loads((folder / "example.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _claim(claim: Claim, figure: Figure, results: Results) -> ClaimView:
     judgements = [run_test(test, results) for test in claim.tests]
-    records = [results.record(cell) for cell in claim.cells(results.scale, results.seeds)]
-    return {
-        "name": claim.name,
-        "section": claim.section,
-        "sentence": claim.sentence,
-        "figure": figure.name,
-        "ours": claim.ours,
-        "verdict": conclude(judgements),
-        "tests": [_test(judgement) for judgement in judgements],
-        "runs": [record.folder.name for record in records if record.ended],
-        "missing": [f"{record.cell} ({record.note or record.status})" for record in records if not record.ended],
-    }
+    runs = [results.planned(cell) for cell in claim.cells(results.scale, results.seeds)]
+    return ClaimView(
+        claim.name,
+        claim.section,
+        claim.sentence,
+        figure.name,
+        conclude(judgements),
+        [_test(judgement) for judgement in judgements],
+        [planned.folder.name for planned in runs if planned.ended],
+        [f"{planned.cell} ({planned.note or planned.status})" for planned in runs if not planned.ended],
+        claim.ours,
+    )
 
 
-def _test(judgement: Judgement) -> dict[str, Any]:
+def _test(judgement: Judgement) -> JudgedTest:
     test = judgement.test
-    return {
-        "text": test.text,
-        "mean": _number(judgement.mean),
-        "low": _number(judgement.low),
-        "high": _number(judgement.high),
-        "unit": UNITS[test.metric],
-        "region": [_number(bound) for bound in test.region],
-        "seeds": list(judgement.values),
-        "values": [_number(value) for value in judgement.values.values()],
-        "verdict": judgement.verdict,
-        "note": judgement.note,
-        "equivalence": None if test.equivalence is None else list(test.equivalence),
-        "equivalent": judgement.equivalent,
-    }
+    return JudgedTest(
+        text=test.text,
+        verdict=judgement.verdict,
+        region=_bounds(test.region),
+        mean=_number(judgement.mean),
+        low=_number(judgement.low),
+        high=_number(judgement.high),
+        unit=UNITS[test.metric],
+        seeds=list(judgement.values),
+        values=[_number(value) for value in judgement.values.values()],
+        note=judgement.note,
+        equivalence=None if test.equivalence is None else _bounds(test.equivalence),
+        equivalent=judgement.equivalent,
+    )
 
 
 def _number(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else round(value, 6)
 
 
-def _figure(figure: Figure, results: Results) -> dict[str, Any]:
-    return {
-        "name": figure.name,
-        "number": figure.number,
-        "title": figure.title,
-        "section": figure.section,
-        "caption": figure.caption,
-        "command": _command(figure.name, results),
-        "expanded": figure.expanded,
-        "panels": [_panel(panel, results) for panel in figure.panels(results.scale)],
-    }
+def _bounds(region: Region) -> tuple[float | None, float | None]:
+    return _number(region[0]), _number(region[1])
 
 
-def _whole(chosen: Scale) -> str:
-    return "quick" if chosen.name == "quick" else "all"
+def _figure(figure: Figure, results: Results) -> FigureView:
+    return FigureView(
+        name=figure.name,
+        title=figure.title,
+        number=figure.number,
+        section=figure.section,
+        caption=figure.caption,
+        command=command(figure.name, results.scale, results.folder, len(results.seeds)),
+        expanded=figure.expanded,
+        panels=[_panel(panel, results) for panel in figure.panels(results.scale)],
+    )
 
 
-def _command(figure: str, results: Results) -> str:
-    return reproduce(figure, results.scale, results.folder, len(results.seeds))
-
-
-def _panel(panel: Panel, results: Results) -> dict[str, Any]:
+def _panel(panel: Panel, results: Results) -> PanelView:
     curves = [_curve(name, panel, results) for name in panel.mechanisms]
-    return {
-        "title": panel.title,
-        "x_label": "tokens" if len(panel.settings) == 1 else "learning rate",
-        "curves": curves,
-    }
+    return PanelView(panel.title, curves, "learning rate", "log") if panel.rates else PanelView(panel.title, curves)
 
 
-def _curve(name: str, panel: Panel, results: Results) -> dict[str, Any]:
-    cells = [cell for cell in panel.cells(results.seeds) if cell.mechanism == name]
-    records = [results.record(cell) for cell in cells]
-    ended = [record for record in records if record.ended]
-    diverged = sorted({str(record.cell.seed) for record in ended if record.status == "diverged"})
-    final = [value for record in ended if (value := record.final("test_loss")) is not None and math.isfinite(value)]
-    return {
-        "label": label(name) + (f" (diverged: seed {', '.join(diverged)})" if diverged else ""),
-        "mechanism": name,
-        "formula": str(mechanism_of(name)),
-        "color": color(name),
-        "dash": dash(name),
-        "train": band(ended, "train_loss") if len(panel.settings) == 1 else by_rate(ended, "train_loss"),
-        "test": band(ended, "test_loss") if len(panel.settings) == 1 else by_rate(ended, "test_loss"),
-        "seeds": sorted({record.cell.seed for record in ended}),
-        "missing": sorted({record.cell.seed for record in records if not record.ended}),
-        "runs": [record.folder.name for record in ended],
-        "spikes": sum(record.final("spikes") or 0 for record in ended) / len(ended) if ended else None,
-        "final_test": {"mean": round(sum(final) / len(final), 5), "low": min(final), "high": max(final)} if final else None,
-    }  # fmt: skip
+def _curve(name: str, panel: Panel, results: Results) -> CurveView:
+    runs = [results.planned(cell) for cell in panel.cells(results.seeds) if cell.mechanism == name]
+    ended = [planned for planned in runs if planned.ended]
+    diverged = sorted({str(p.cell.seed) for p in ended if p.status == "diverged"}) if not panel.rates else []
+    finals = [value for p in ended if (value := p.final("test_loss")) is not None and math.isfinite(value)]
+    return CurveView(
+        label=label(name) + (f" (diverged: seed {', '.join(diverged)})" if diverged else ""),
+        color=color(name),
+        dash=dash(name),
+        formula=str(mechanism_of(name)),
+        mechanism=name,
+        train=Band() if panel.rates else Band.over([p.curve("train_loss") for p in ended]),
+        test=by_rate(ended) if panel.rates else Band.over([p.curve("test_loss") for p in ended]),
+        seeds=sorted({p.cell.seed for p in ended}),
+        missing=sorted({p.cell.seed for p in runs if not p.ended}),
+        runs=[p.folder.name for p in ended],
+        spikes=sum(p.final("spikes") or 0 for p in ended) / len(ended) if ended else None,
+        final_test=Spread.of(finals),
+    )
 
 
-def band(records: Sequence[Record], metric: str) -> dict[str, list[Any]]:
-    """Mean, lowest and highest over the seeds, at every step that one of them has; one that has diverged is no longer in it."""
-    curves = [record.curve(metric) for record in records]
-    out: dict[str, list[Any]] = {"x": [], "mean": [], "low": [], "high": []}
-    for step in sorted({step for curve in curves for step in curve}):
-        points = [curve[step] for curve in curves if step in curve]
-        finite = [value for _, value in points if value is not None and math.isfinite(value)]
-        whole = len(finite) == len(points)  # one seed without a finite loss leaves a hole in the curve
-        out["x"].append(points[0][0])
-        out["mean"].append(round(sum(finite) / len(finite), 5) if whole else None)
-        out["low"].append(round(min(finite), 5) if whole else None)
-        out["high"].append(round(max(finite), 5) if whole else None)
+def by_rate(runs: Sequence[PlannedRun]) -> Band:
+    """Final test losses over the seeds, at every learning rate; where a run diverged, a hole."""
+    out = Band()
+    for rate in sorted({planned.cell.setting.lr or 0.0 for planned in runs}):
+        out.add(rate, [planned.final("test_loss") for planned in runs if planned.cell.setting.lr == rate])
     return out
 
 
-def by_rate(records: Sequence[Record], metric: str) -> dict[str, list[Any]]:
-    """Mean, lowest and highest final value over the seeds at every learning rate; a diverged run leaves a hole."""
-    out: dict[str, list[Any]] = {"x": [], "mean": [], "low": [], "high": []}
-    for rate in sorted({record.cell.setting.lr or 0.0 for record in records}):
-        at = [record for record in records if record.cell.setting.lr == rate]
-        values = [record.run.last(metric) for record in at if record.run is not None and record.status == "done"]
-        whole = len(values) == len(at)
-        out["x"].append(rate)
-        out["mean"].append(round(sum(values) / len(values), 5) if whole else None)
-        out["low"].append(round(min(values), 5) if whole else None)
-        out["high"].append(round(max(values), 5) if whole else None)
-    return out
-
-
-def _run(record: Record) -> dict[str, Any]:
-    run, cell = record.run, record.cell
-    last = {
-        key: run.last(key) if run is not None else None
-        for key in ("tokens", "train_loss", "test_loss", "spikes", "seconds")
-    }
-    return {
-        "name": record.folder.name,
-        "mechanism": cell.mechanism,
-        "corpus": cell.corpus,
-        "setting": str(cell.setting),
-        "seed": cell.seed,
-        "status": record.status,
-        "steps": run.rows[-1]["step"] if run is not None and run.rows else 0,
-        **last,
-        "note": record.note,
-    }  # fmt: skip
+def _run(planned: PlannedRun) -> RunView:
+    run, cell = planned.run, planned.cell
+    last = run.last if run is not None else lambda key: None
+    return RunView(
+        name=planned.folder.name,
+        status=planned.status,
+        keys={
+            "mechanism": cell.mechanism,
+            "corpus": cell.corpus,
+            "setting": str(cell.setting),
+            "seed": str(cell.seed),
+        },
+        steps=run.rows[-1]["step"] if run is not None and run.rows else 0,
+        tokens=last("tokens"),
+        test_loss=last("test_loss"),
+        train_loss=last("train_loss"),
+        spikes=last("spikes"),
+        seconds=last("seconds"),
+        note=planned.note,
+    )

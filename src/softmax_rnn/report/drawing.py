@@ -1,15 +1,24 @@
-"""One look for every drawing, and files that are the same for the same data. Importing this chooses matplotlib's Agg."""
+"""Figures as drawings, from the same data that the page shows: training above, test below, on log axes. Importing this chooses Agg.
+
+One look for every drawing, and files that are the same for the same data.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 
 matplotlib.use("Agg")
+
+from matplotlib import pyplot as plt
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from .data import CurveView, FigureView, PanelView, Split, plain
 
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
@@ -25,15 +34,101 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "softmax-rnn",  # the same data, the same file
     "svg.fonttype": "none",  # letters as letters, not outlines: a third of the size
 }
+DASHES = {"solid": "-", "dash": (0, (4, 2)), "dot": (0, (1, 2))}
+SPLITS: tuple[Split, Split] = ("train", "test")
+BEGINNING = 0.04  # of training, where all curves fall alike: left out
 
 
 def save(drawing: Any, path: Path, data: Any) -> Path:
     """As SVG and PDF, both with the digest of what they show, so that it can be checked against the records."""
     drawing.savefig(path, metadata={"Date": None, "Description": f"data {digest(data)}"})
     drawing.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None, "Subject": f"data {digest(data)}"})
+    plt.close(drawing)
     return path
 
 
 def digest(data: Any) -> str:
     """Of plain data."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def draw(figures: Sequence[FigureView], folder: Path) -> list[Path]:
+    """Write ``NAME.svg`` and ``NAME.pdf`` for every figure that has a curve; returns the SVG files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for figure in figures:
+        if not figure.empty:
+            with matplotlib.rc_context(STYLE):
+                drawing = _expanded(figure) if figure.expanded else _columns(figure)
+                written.append(save(drawing, folder / f"{figure.name}.svg", plain(figure)))
+    return written
+
+
+def _columns(figure: FigureView) -> Any:
+    """One column for each panel, the legend below where all panels show the same."""
+    panels = figure.panels
+    together = len({tuple(curve.label for curve in panel.curves) for panel in panels}) == 1
+    splits = [split for split in SPLITS if any(not c.band(split).empty for p in panels for c in p.curves)]
+    wide = 4.6 if len(panels) > 1 else 6.4
+    size = (max(wide * len(panels) * 0.8, 6.4), 0.6 + 2.4 * len(splits) if len(splits) > 1 else 3.6)
+    drawing, axes = plt.subplots(
+        len(splits), len(panels), figsize=size, layout="constrained", squeeze=False, sharex="col"
+    )
+    for column, panel in enumerate(panels):
+        for line, split in enumerate(splits):
+            _curves(axes[line][column], panel, split, BEGINNING)
+            axes[line][column].set_ylabel(f"{split} loss" if column == 0 else "")
+        axes[0][column].set_title(panel.title)
+        axes[-1][column].set_xlabel(panel.x_label)
+        if not together or len(panels) == 1:
+            axes[0][column].legend(fontsize=7 if len(panel.curves) > 6 else 8)
+    if together and len(panels) > 1:
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        drawing.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)))
+    return drawing
+
+
+def _expanded(figure: FigureView) -> Any:
+    """Each panel in large: train and test, all of training and its last half."""
+    panels = figure.panels
+    drawing, axes = plt.subplots(
+        2 * len(panels), 2, figsize=(11, 6.4 * len(panels)), layout="constrained", squeeze=False
+    )
+    for index, panel in enumerate(panels):
+        for column, split in enumerate(SPLITS):
+            for line, skip in enumerate((BEGINNING, 0.5)):
+                axis = axes[2 * index + line][column]
+                _curves(axis, panel, split, skip)
+                axis.set_title(f"{panel.title}: {split} loss{', last half' if line else ''}")
+            axis.set_xlabel(panel.x_label)
+        axes[2 * index][0].legend()
+    return drawing
+
+
+def _curves(axis: Any, panel: PanelView, split: Split, skip: float) -> None:
+    """Mean and band of each curve; what comes before ``skip`` of the way is left out, unless x is not the way."""
+    for curve in panel.curves:
+        _curve(axis, curve, split, skip if panel.x_scale == "linear" else 0.0)
+    axis.set_yscale("log")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0)))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+    axis.set_xscale(panel.x_scale)
+    axis.xaxis.set_major_formatter(FuncFormatter(_count))
+
+
+def _curve(axis: Any, curve: CurveView, split: Split, skip: float) -> None:
+    band = curve.band(split)
+    points = [p for p in zip(band.x, band.mean, band.low, band.high, strict=True) if p[1] is not None]
+    if not points:
+        return
+    kept = [point for point in points if point[0] > skip * points[-1][0]]
+    x, mean, low, high = zip(*kept, strict=True)
+    style: Any = DASHES[curve.dash]
+    axis.plot(x, mean, color=curve.color, ls=style, lw=1.3, label=curve.label, marker="o" if len(x) < 8 else "", ms=3)
+    if len(curve.seeds) > 1:
+        axis.fill_between(x, low, high, color=curve.color, alpha=0.15, lw=0)
+
+
+def _count(x: float, _: int) -> str:
+    return f"{x / 1e6:g}M" if x >= 1e6 else f"{x / 1e3:g}k" if x >= 1e3 else f"{x:g}"

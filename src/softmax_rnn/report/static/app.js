@@ -19,9 +19,9 @@
     report.charts = charts;
   }
 
-  function startSlider(row) {
+  function startSlider(example) {
     const input = document.getElementById("order");
-    if (input) new report.Orders(row, Number(input.max)).draw();
+    if (input) new report.Orders(example, Number(input.max)).draw();
   }
 
   /* Every word must occur in the row; claim:... and figure:... must be one of its groups. */
@@ -51,7 +51,7 @@
   async function start() {
     const summary = JSON.parse(document.getElementById("summary").textContent);
     startFilter();
-    startSlider(summary.row);
+    startSlider(summary.example);
     if (window.Plotly) await drawCharts(summary);
     else root.classList.add("no-charts");
     // Charts have pushed the place that the address names further down.

@@ -60,7 +60,7 @@
     const place = { xaxis: "x" + axis, yaxis: "y" + axis, showlegend: false };
     const line = {
       ...place, type: "scatter", name, x: data.x, y: data.mean, opacity: faded ? 0.55 : 1,
-      mode: points(curve, split).filter(report.finite).length < 4 ? "lines+markers" : "lines",
+      mode: points(curve, split).filter(report.finite).length < 8 ? "lines+markers" : "lines",
       line: { color, dash: curve.dash || "solid", width: faded ? width / 2 : width }, marker: { color, size: 6 },
       customdata: data.x.map((_, i) => spread(data, i)), hovertemplate: `${name} %{y:.3f}%{customdata}<extra></extra>`,
     };
@@ -70,6 +70,12 @@
       line: { width: 0 }, fillcolor: report.faint(color, 0.16),
     };
     return [band, line];
+  }
+
+  /* Numbers of tokens as 2M, learning rates as 0.003. */
+  function xFormat(panel) {
+    const format = panel.x_scale === "log" ? "~g" : "~s";
+    return { tickformat: format, hoverformat: format };
   }
 
   function axes(chart, layout, columns, rows, i) {
@@ -84,8 +90,8 @@
     };
     const last = i + columns >= panels(chart.figure).length;
     layout["xaxis" + n] = {
-      ...look, anchor: "y" + n, domain: [left / width, Math.min((left + cell.x) / width, 1)], tickformat: "~s", nticks: 6,
-      showgrid: false, hoverformat: "~s", title: { text: last ? plain(panels(chart.figure)[i].x_label) : "", standoff: 8 },
+      ...look, anchor: "y" + n, domain: [left / width, Math.min((left + cell.x) / width, 1)], nticks: 6, showgrid: false,
+      type: panels(chart.figure)[i].x_scale || "linear", ...xFormat(panels(chart.figure)[i]), title: { text: last ? plain(panels(chart.figure)[i].x_label) : "", standoff: 8 },
     };
     layout["yaxis" + n] = {
       ...look, anchor: "x" + n, domain: [Math.max((top - cell.y) / height, 0), top / height], type: chart.axis, nticks: 6,

@@ -1,4 +1,4 @@
-/* The order slider: one row of attention, rebuilt from the first terms of the exponential's series. */
+/* The order slider: the scores of one query, rebuilt from the first terms of the exponential's series. */
 (function (report) {
   "use strict";
 
@@ -44,10 +44,10 @@
   const superscript = (n) => String(n).replace(/\d/g, (c) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[c]);
 
   class Orders {
-    constructor(row, highest) {
-      this.row = row;
-      this.exact = softmax(row.scores);
-      this.steps = Array.from({ length: highest + 1 }, (_, n) => series(row.scores, n));
+    constructor(example, highest) {
+      this.example = example;
+      this.exact = softmax(example.scores);
+      this.steps = Array.from({ length: highest + 1 }, (_, n) => series(example.scores, n));
       this.worst = this.steps.map((s) => largest(s.weights, this.exact));
       this.errors = this.steps.map((s, n) => Math.abs(s.weights[this.worst[n]] - this.exact[this.worst[n]]));
       this.input = document.getElementById("order");
@@ -100,12 +100,12 @@
       svg.append(...this.grid(width));
       keys.forEach((key, i) => {
         const x = i * step + 0.12 * step, half = 0.38 * step, group = report.shape("g", {});
-        const title = `${visible(this.row.tokens?.[key])}, token ${key}, score ${report.number(this.row.scores[key], 2)}: `
+        const title = `${visible(this.example.tokens?.[key])}, token ${key}, score ${report.number(this.example.scores[key], 2)}: `
           + `softmax ${report.number(this.exact[key], 4)}, order ${order} ${report.number(weights[key], 4)}`;
         group.append(report.shape("title", {}, title), this.bar("softmax", x, half, this.exact[key]));
         group.append(this.bar(weights[key] < 0 ? "below" : "series", x + half, half, weights[key]));
         const at = `translate(${x + half + 4} ${BAR.height + 8}) rotate(-90)`;
-        const label = visible(this.row.tokens?.[key] ?? key);
+        const label = visible(this.example.tokens?.[key] ?? key);
         const short = label.length > 10 ? label.slice(0, 9) + "…" : label;
         group.append(report.shape("text", { transform: at, "text-anchor": "end" }, short));
         svg.append(group);
@@ -130,7 +130,7 @@
     words(order) {
       const { weights, total } = this.steps[order], worst = this.worst[order], keys = this.keys().length;
       const sum = order ? `The sum of the first ${order + 1} recurrent networks.` : "The first recurrent network alone: every token weighs the same.";
-      const token = visible(this.row.tokens?.[worst] ?? worst);
+      const token = visible(this.example.tokens?.[worst] ?? worst);
       const off = `Largest difference from softmax: ${report.number(this.errors[order], 4)}, at “${token}” `
         + `(${report.number(weights[worst], 4)} instead of ${report.number(this.exact[worst], 4)}).`;
       const negative = weights.filter((w) => w < 0).length;
@@ -140,7 +140,7 @@
         weights.some((w) => w > this.top || w < this.bottom) ? "Bars are cut where they leave the frame." : "",
         keys < weights.length ? `Shown are the ${keys} of ${weights.length} keys with the largest weight.` : "",
       ];
-      return [sum, off, ...notes].filter(Boolean).join(" ") + stateWords(this.row.head_dim, order);
+      return [sum, off, ...notes].filter(Boolean).join(" ") + stateWords(this.example.head_dim, order);
     }
 
     draw() {

@@ -1,0 +1,239 @@
+"""A report on any runs: curves with seeds as bands, final losses against what was swept, and a table of what differs.
+
+Runs whose configurations differ only in the seed are one curve. Runs on different text, whose losses do not compare, get panels of their
+own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..lab.store import Run, find_runs
+from .data import Band, CurveView, FigureView, PanelView, Report, RunView, Spread
+
+PALETTE = ("#1b1b1b", "#d1495b", "#2a78c2", "#2e8b57", "#c8860d", "#8a4fbf", "#5d7f9e", "#8c8c8c", "#b5651d", "#1b9e9e")
+DASHES = ("solid", "dash", "dot")
+TEXTS = ("data.", "tokenizer.")  # what a loss is measured on
+ITSELF = ("model.mechanism", "data.source")  # values that need no name beside them
+Config = dict[str, Any]
+
+
+def find(paths: Sequence[Path]) -> list[Run]:
+    """All runs that are named: by their folder, by a folder that holds them, or by a name in ``runs``; each once."""
+    found: dict[Path, Run] = {}
+    for path in paths:
+        folder = path if path.exists() else Path("runs") / path
+        runs = [run for run in find_runs(folder) if run.config] if folder.is_dir() else []
+        if not runs:
+            raise UserError(_nothing(path))
+        found |= {run.folder.resolve(): run for run in runs}
+    return list(found.values())
+
+
+def _nothing(path: Path) -> str:
+    if path.is_dir():
+        return f"There are no runs in {path}: name a folder that holds some, or a run."
+    folders = [path.parent, Path("runs")]
+    names = [p.name for folder in folders if folder.is_dir() for p in folder.iterdir() if (p / "config.yaml").exists()]
+    near = difflib.get_close_matches(path.name, names, n=2, cutoff=0.4)
+    hint = f"did you mean {' or '.join(near)}?" if near else "softmax-rnn list --runs shows the runs there are."
+    return f"There is no run or folder {str(path)!r}: {hint}"
+
+
+def flat(config: Config) -> Config:
+    """Every option by its full name, but for how and where a run was done.
+
+    >>> flat({"seed": 1, "name": "x", "model": {"overrides": {"hidden_size": 64}}, "run": {"root": "runs"}})
+    {'seed': 1, 'model.overrides.hidden_size': 64}
+    """
+    out: Config = {}
+
+    def walk(prefix: str, value: Any) -> None:
+        if isinstance(value, dict) and value and not prefix.endswith("mechanism."):
+            for key, inner in value.items():
+                walk(f"{prefix}{key}.", inner)
+        else:
+            out[prefix[:-1]] = value
+
+    for key, value in config.items():
+        if key not in ("run", "name"):
+            walk(f"{key}.", value)
+    return out
+
+
+def differing(configs: Sequence[Config]) -> list[str]:
+    """The options in which runs differ, the mechanism first and the seed last."""
+    names = dict.fromkeys(name for config in configs for name in config)
+    differ = [n for n in names if any(config.get(n) != configs[0].get(n) for config in configs)]
+    return sorted(differ, key=lambda name: (name == "seed", name != "model.mechanism"))
+
+
+def short(name: str) -> str:
+    """An option as tables show it: its last word."""
+    return {"model.mechanism": "mechanism", "data.source": "corpus"}.get(name, name.rpartition(".")[2])
+
+
+def shown(value: Any) -> str:
+    """A value as tables show it; a mechanism that is written out, as its formula."""
+    if isinstance(value, dict) and "kernel" in value:
+        from ..algebra import Mechanism
+
+        return str(Mechanism.from_dict(value))
+    return (
+        json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else "" if value is None else str(value)
+    )
+
+
+def compare(runs: Sequence[Run]) -> Report:
+    """The report on runs, at least one."""
+    configs = [flat(run.config) for run in runs]
+    differ = differing(configs)
+    about = [name for name in differ if name != "seed"]
+    setting = f"What differs: {', '.join(map(short, differ))}." if differ else "All configurations are equal."
+    environment = next((run.environment for run in runs if run.environment), {})
+    began = [s["began"][:10] for run in runs for s in run.environment.get("sessions", [])[-1:]]
+    seconds = [run.last("seconds") or 0.0 for run in runs]
+    return Report(
+        title=f"{len(runs)} runs compared" if len(runs) > 1 else runs[0].folder.name,
+        setting=setting,
+        figures=[_curves(runs, configs, about), *_sweeps(runs, configs, about)],
+        runs=[_run(run, config, differ) for run, config in zip(runs, configs, strict=True)],
+        environment=_environment(environment),
+        commands=[f"softmax-rnn train --config {shlex.quote(str(r.folder / 'config.yaml'))}" for r in runs][:12],
+        made=max(began, default=""),
+        minutes=round(sum(seconds) / 60, 1),
+    )
+
+
+def _environment(about: Config) -> dict[str, str]:
+    hardware = {key: value for key, value in about.get("hardware", {}).items() if value}
+    return {
+        key: str(value)
+        for key, value in (about.get("versions", {}) | hardware | {"git": about.get("git")}).items()
+        if value
+    }
+
+
+Grouped = dict[tuple[str, ...], list[int]]
+
+
+def _group(configs: Sequence[Config], names: Sequence[str]) -> Grouped:
+    """Runs by the values of some options, in order of appearance."""
+    groups: Grouped = {}
+    for number, config in enumerate(configs):
+        groups.setdefault(tuple(shown(config.get(name)) for name in names), []).append(number)
+    return groups
+
+
+def _label(values: Sequence[str], names: Sequence[str]) -> str:
+    words = [v if n in ITSELF else f"{short(n)} {v}" for n, v in zip(names, values, strict=True)]
+    return ", ".join(words) or "loss"
+
+
+Draw = Callable[[list[int]], tuple[Band, Band]]  # what a curve shows of training and of test
+
+
+def _panels(
+    runs: Sequence[Run], configs: Sequence[Config], about: list[str], x: tuple[str, bool], draw: Draw
+) -> list[PanelView]:
+    """A panel for each text, a curve for each group of runs in it; colours and dashes belong to a label everywhere."""
+    texts = [name for name in about if name.startswith(TEXTS)]
+    rest = [name for name in about if name not in texts]
+    looks = {key: n for n, key in enumerate(_group(configs, rest))}
+    panels = []
+    for text, members in _group(configs, texts).items():
+        curves = []
+        inside = _group([configs[i] for i in members], rest)
+        for key, positions in inside.items():
+            numbers = [members[p] for p in positions]
+            train, test = draw(numbers)
+            curves.append(_curve(_label(key, rest), looks[key], [runs[i] for i in numbers], train, test))
+        title = _label(text, texts) if texts else str(configs[members[0]].get("data.source", "loss"))
+        panels.append(PanelView(title, curves, x[0], "log" if x[1] else "linear"))
+    return panels
+
+
+def _curve(label: str, look: int, runs: Sequence[Run], train: Band, test: Band) -> CurveView:
+    from ..lab.model import ModelConfig
+
+    given = ModelConfig(runs[0].config["model"]["mechanism"])
+    states = {run.status for run in runs} - {"done"}
+    finals = [loss for run in runs if run.status == "done" and (loss := run.last("test_loss")) is not None]
+    return CurveView(
+        label=label + (f" ({', '.join(sorted(states))})" if states else ""),
+        color=PALETTE[look % len(PALETTE)],
+        dash=DASHES[look // len(PALETTE) % len(DASHES)],
+        formula=str(given.value()),
+        mechanism=given.label,
+        train=train,
+        test=test,
+        seeds=sorted({run.config["seed"] for run in runs}),
+        runs=[run.folder.name for run in runs],
+        spikes=sum(run.last("spikes") or 0 for run in runs) / len(runs),
+        final_test=Spread.of(finals),
+    )
+
+
+def _curves(runs: Sequence[Run], configs: Sequence[Config], about: list[str]) -> FigureView:
+    def draw(numbers: list[int]) -> tuple[Band, Band]:
+        return _band([runs[i] for i in numbers], "train_loss"), _band([runs[i] for i in numbers], "test_loss")
+
+    panels = _panels(runs, configs, about, ("tokens", False), draw)
+    return FigureView(
+        "curves",
+        "Loss",
+        caption="Loss against tokens read. Runs that differ only in the seed are one curve.",
+        panels=panels,
+    )
+
+
+def _band(runs: Sequence[Run], metric: str) -> Band:
+    return Band.over([{r["step"]: (r["tokens"], r[metric]) for r in run.rows if metric in r} for run in runs])
+
+
+def _sweeps(runs: Sequence[Run], configs: Sequence[Config], about: list[str]) -> list[FigureView]:
+    """Final test loss against every number that has at least three values."""
+    figures = []
+    for name in about:
+        values = {config.get(name) for config in configs if not isinstance(config.get(name), dict | list)}
+        numbers = sorted(v for v in values if isinstance(v, int | float) and not isinstance(v, bool))
+        if len(numbers) < 3 or len(numbers) < len(values):
+            continue
+        log = numbers[0] > 0 and numbers[-1] / numbers[0] >= 8
+
+        def draw(members: list[int], name: str = name, numbers: list[float] = numbers) -> tuple[Band, Band]:
+            band = Band()
+            for x in numbers:
+                at = [runs[i] for i in members if configs[i].get(name) == x]
+                if at:
+                    band.add(x, [run.last("test_loss") if run.status == "done" else None for run in at])
+            return Band(), band
+
+        others = [other for other in about if other != name]
+        panels = _panels(runs, configs, others, (short(name), log), draw)
+        caption = f"Final test loss of finished runs against {name}."
+        figures.append(FigureView(f"by-{short(name)}", f"Final loss by {short(name)}", caption=caption, panels=panels))
+    return figures
+
+
+def _run(run: Run, config: Config, differ: list[str]) -> RunView:
+    steps = run.config["train"]["steps"]
+    reached = run.rows[-1]["step"] if run.rows else 0
+    return RunView(
+        name=run.folder.name,
+        status=run.status,
+        keys={short(name): shown(config.get(name)) for name in differ},
+        steps=reached,
+        tokens=run.last("tokens"),
+        test_loss=run.last("test_loss"),
+        train_loss=run.last("train_loss"),
+        spikes=run.last("spikes"),
+        seconds=run.last("seconds"),
+        note=f"stopped at step {reached} of {steps}" if run.status == "unfinished" else None,
+    )
