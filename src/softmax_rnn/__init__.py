@@ -11,54 +11,66 @@ transformers, and ``softmax-rnn --help`` neither.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
-    "algebra": ["Mechanism"],
-    "denominators": ["Length", "Sum", "Unnormalised"],
+    "api": ["attention", "taylor_terms"],
+    "backends.powers": ["symmetric_dim", "symmetric_power"],
     "errors": ["MechanismError", "MechanismWarning", "UserError"],
-    "features": ["symmetric_dim", "symmetric_power"],
-    "kernels": ["Exp", "Linear", "Power", "Taylor"],
-    "models": ["SoftmaxRnnConfig", "SoftmaxRnnForCausalLM", "load_authors", "patch", "unpatch"],
+    "forms": ["explain"],
     "microscope.inspection": ["inspect"],
-    "ops.api": ["attention"],
-    "ops.cost": ["explain"],
-    "ops.state": ["KVState", "KroneckerState", "State"],
-    "ops.terms": ["taylor_terms"],
-    "presets": ["mechanism", "mechanisms"],
+    "models": ["SoftmaxRnnConfig", "SoftmaxRnnForCausalLM", "load_authors", "patch", "unpatch"],
+    "slots.base": ["Input"],
+    "slots.denominators": ["Denominator", "Length", "Sum", "Unnormalised"],
+    "slots.feature_maps": ["CosReweighted", "FeatureMap", "RandomFeatures"],
+    "slots.kernels": ["Exp", "Kernel", "Linear", "Near", "Power", "Taylor"],
+    "slots.mechanism": ["Mechanism"],
+    "slots.norms": ["Norm"],
+    "slots.presets": ["mechanism", "mechanisms", "register"],
+    "state": ["KVState", "KroneckerState", "NearState", "State"],
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = sorted(_MODULE)
 
 if TYPE_CHECKING:
-    from .algebra import Mechanism as Mechanism
-    from .denominators import Length as Length
-    from .denominators import Sum as Sum
-    from .denominators import Unnormalised as Unnormalised
+    from .api import attention as attention
+    from .api import taylor_terms as taylor_terms
+    from .backends.powers import symmetric_dim as symmetric_dim
+    from .backends.powers import symmetric_power as symmetric_power
     from .errors import MechanismError as MechanismError
     from .errors import MechanismWarning as MechanismWarning
     from .errors import UserError as UserError
-    from .features import symmetric_dim as symmetric_dim
-    from .features import symmetric_power as symmetric_power
-    from .kernels import Exp as Exp
-    from .kernels import Linear as Linear
-    from .kernels import Power as Power
-    from .kernels import Taylor as Taylor
+    from .forms import explain as explain
     from .microscope.inspection import inspect as inspect
     from .models import SoftmaxRnnConfig as SoftmaxRnnConfig
     from .models import SoftmaxRnnForCausalLM as SoftmaxRnnForCausalLM
     from .models import load_authors as load_authors
     from .models import patch as patch
     from .models import unpatch as unpatch
-    from .ops.api import attention as attention
-    from .ops.cost import explain as explain
-    from .ops.state import KroneckerState as KroneckerState
-    from .ops.state import KVState as KVState
-    from .ops.state import State as State
-    from .ops.terms import taylor_terms as taylor_terms
-    from .presets import mechanism as mechanism
-    from .presets import mechanisms as mechanisms
+    from .slots.base import Input as Input
+    from .slots.denominators import Denominator as Denominator
+    from .slots.denominators import Length as Length
+    from .slots.denominators import Sum as Sum
+    from .slots.denominators import Unnormalised as Unnormalised
+    from .slots.feature_maps import CosReweighted as CosReweighted
+    from .slots.feature_maps import FeatureMap as FeatureMap
+    from .slots.feature_maps import RandomFeatures as RandomFeatures
+    from .slots.kernels import Exp as Exp
+    from .slots.kernels import Kernel as Kernel
+    from .slots.kernels import Linear as Linear
+    from .slots.kernels import Near as Near
+    from .slots.kernels import Power as Power
+    from .slots.kernels import Taylor as Taylor
+    from .slots.mechanism import Mechanism as Mechanism
+    from .slots.norms import Norm as Norm
+    from .slots.presets import mechanism as mechanism
+    from .slots.presets import mechanisms as mechanisms
+    from .slots.presets import register as register
+    from .state import KVState as KVState
+    from .state import KroneckerState as KroneckerState
+    from .state import NearState as NearState
+    from .state import State as State
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 import torch
 
 import softmax_rnn as sr
+from softmax_rnn.forms import FORMS
+from softmax_rnn.problem import Dims, Setting
 
 # Every named preset, and members of each family (odd orders only where they are allowed).
 NAMES = [
@@ -40,29 +42,18 @@ class Problem:
 
         args = {"q": draw(self.B, self.H, self.Tq, self.D), "k": draw(self.B, self.Hkv, Tk, self.D)}
         args["v"] = draw(self.B, self.Hkv, Tk, self.E)
-        # Gates are handed over after their sigmoid, as the layer does.
-        if m.input_gate:
-            args["input_gate"] = torch.sigmoid(draw(self.B, self.Hkv, Tk)).detach()
-        if m.output_gate:
-            args["output_gate"] = torch.sigmoid(draw(self.B, self.H, self.Tq)).detach()
-        if m.denominator.needs_exponent:
-            args["length_exponent"] = draw(self.H)
-        if m.norm in ("rms", "layer"):
-            args["norm_weight"] = draw(self.E)
-        if m.norm == "layer":
-            args["norm_bias"] = draw(self.E)
+        sizes = {"B": self.B, "H": self.H, "Hkv": self.Hkv, "Tq": self.Tq, "Tk": Tk, "D": self.D, "E": self.E}
+        for x in m.inputs:  # what the slots declare, drawn from their range
+            value = draw(*(sizes[s] for s in x.sizes)).detach()
+            low, high = max(x.low, -2.0), min(x.high, 2.0)
+            args[x.name] = value if x.low == -x.high else (low + (high - low) * torch.sigmoid(value))
         return {n: x.requires_grad_() if leaves else x for n, x in args.items()}
 
 
-def forms(name, causal=True):
+def forms(name, causal=True, **setting):
     """The forms other than the reference that can compute a mechanism."""
-    kernel = sr.mechanism(name).kernel
-    found = ["parallel"]
-    if kernel.finite:
-        found.append("chunked")
-    if kernel.limit is None and causal:
-        found.append("recurrent")
-    return found
+    s = Setting(sr.mechanism(name), Dims(1, 1, 1, 8, 8, 4, 3), causal=causal, **setting)
+    return [f for f in ("parallel", "chunked", "recurrent") if FORMS[f].refuses(s) is None]
 
 
 def outputs_and_gradients(name, problem, form, **options):

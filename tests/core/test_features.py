@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import softmax_rnn as sr
-from softmax_rnn.features import multiplicities
+from softmax_rnn.backends.powers import multiplicities
 
 
 def kronecker_power(x, n):

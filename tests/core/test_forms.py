@@ -179,9 +179,9 @@ def test_slope_at_the_clamp(name):
 
 
 def test_states_of_many_heads_are_made_in_parts(monkeypatch):
-    from softmax_rnn.ops import chunked
+    from softmax_rnn.backends import scan
 
     problem = Problem(options={"segment_ids": torch.arange(13)[None].expand(2, -1) // 5})
     expected = outputs_and_gradients("taylor3_norm", problem, "chunked")
-    monkeypatch.setattr(chunked, "LARGEST", 1)
+    monkeypatch.setattr(scan, "LARGEST", 1)
     assert_same(outputs_and_gradients("taylor3_norm", problem, "chunked"), expected, 1e-12)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import softmax_rnn as sr
-from softmax_rnn.presets import AUTHORS
+from softmax_rnn.slots.presets import AUTHORS
 
 from .problems import NAMES
 
@@ -147,11 +147,11 @@ def test_what_cancels_warns():
         (lambda: sr.Mechanism(sr.Exp(), sr.Sum(), norm=["l2"]), "got ['l2']"),
         (
             lambda: sr.Mechanism.from_dict({"kernel": {"type": []}, "denominator": {"type": "Sum"}}),
-            "Unknown kernel type []",
+            "must be a dict with a 'type'",
         ),
         (lambda: sr.Taylor(2.0), "got 2.0"),
         (lambda: sr.Power(True), "got True"),
-        (lambda: sr.Linear("tanh"), "identity, elu, relu, cosine, got 'tanh'"),
+        (lambda: sr.Linear("tanh"), "identity, elu, relu, cosine, exp, softmax, relu2 or a FeatureMap, got 'tanh'"),
         (lambda: sr.Linear("elu", order=-3), "got -3"),
         (lambda: sr.Linear("relu", clamp=0.0), "must be positive"),
         (lambda: sr.Exp(clamp=float("nan")), "finite"),

@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 import softmax_rnn as sr
 from softmax_rnn.models import SoftmaxRnnForCausalLM, load_authors, load_model
 from softmax_rnn.models.authors import TYPES, WHY_NOT
-from softmax_rnn.presets import AUTHORS
+from softmax_rnn.slots.presets import AUTHORS
 
 HIDDEN, HEADS, DIM, LAYERS = 32, 4, 8, 2
 FIELDS = {

@@ -7,7 +7,7 @@ from transformers import DynamicCache
 import softmax_rnn as sr
 from softmax_rnn.models import cache_bytes
 from softmax_rnn.models.cache import KroneckerLayer
-from softmax_rnn.presets import PRESETS
+from softmax_rnn.slots.presets import PRESETS
 
 EVERY = [*PRESETS, "taylor2", "taylor2_norm", "taylor3_norm", "elu2", "relu2_norm", "cosine2"]
 HYBRID = ["taylor2", "in_out_gate"]

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 import softmax_rnn as sr
 from softmax_rnn.models import SIZES, SoftmaxRnnConfig, SoftmaxRnnForCausalLM, parameter_count
-from softmax_rnn.presets import PRESETS
+from softmax_rnn.slots.presets import PRESETS
 
 EVERY = [*PRESETS, "taylor2", "taylor3_norm", "elu2", "relu2_norm", "cosine2"]
 

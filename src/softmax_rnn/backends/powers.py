@@ -11,17 +11,20 @@ the monomials of degree n - 1 that begin with i or later, which are a contiguous
 previous one by d products of slices, no index is ever gathered.
 """
 
+from __future__ import annotations
+
 import functools
 import math
-import operator
+
 from collections.abc import Sequence
-from typing import Any
+from operator import index
 
 import torch
 from torch import Tensor
 
-from ._shapes import Float, checked
-from .errors import MechanismError
+from .._shapes import Float, checked
+from ..errors import MechanismError
+from .operators import operator
 
 
 def symmetric_dim(d: int, n: int) -> int:
@@ -31,7 +34,7 @@ def symmetric_dim(d: int, n: int) -> int:
     136
     """
     try:
-        d, n = operator.index(d), operator.index(n)
+        d, n = index(d), index(n)
     except TypeError:
         raise MechanismError(f"symmetric_dim needs whole numbers, got d={d!r}, n={n!r}.") from None
     if d < 1 or n < 0:
@@ -129,47 +132,32 @@ def _roots(d: int, orders: tuple[int, ...], dtype: torch.dtype, device: torch.de
     return torch.cat([multiplicities(d, n) for n in orders]).sqrt().to(device, dtype)
 
 
-@torch.library.custom_op("softmax_rnn::symmetric_powers", mutates_args=())
 def _symmetric_powers(x: Tensor, orders: Sequence[int]) -> Tensor:
     powers = _gathered(x, max(orders))
     roots = _roots(x.shape[-1], tuple(orders), x.dtype, x.device)
     return torch.cat([powers[n] for n in orders], -1) * roots
 
 
-@torch.library.custom_op("softmax_rnn::symmetric_powers_backward", mutates_args=())
-def _symmetric_powers_backward(grad: Tensor, x: Tensor, orders: Sequence[int]) -> Tensor:
+def _symmetric_powers_backward(grad: Tensor | None, x: Tensor, orders: Sequence[int], _: Tensor) -> tuple[Tensor]:
+    assert grad is not None
     grad = (grad * _roots(x.shape[-1], tuple(orders), x.dtype, x.device)).T
     x = x.T.contiguous()
     powers = monomials(x, max(orders))
     grads = [torch.zeros_like(p) for p in powers]
     for n, part in zip(orders, grad.split([len(powers[n]) for n in orders]), strict=True):
         grads[n] += part
-    return monomials_backward(x, powers, grads).T.contiguous()
+    return (monomials_backward(x, powers, grads).T.contiguous(),)
 
 
-@_symmetric_powers.register_fake
-def _(x, orders):  # type: ignore[no-untyped-def]
-    return x.new_empty(len(x), sum(symmetric_dim(x.shape[-1], n) for n in orders))
-
-
-@_symmetric_powers_backward.register_fake
-def _(grad, x, orders):  # type: ignore[no-untyped-def]
-    return torch.empty_like(x)
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, ctx.orders = inputs
-    ctx.save_for_backward(x)
-
-
-_symmetric_powers.register_autograd(
-    lambda ctx, grad: (_symmetric_powers_backward(grad, *ctx.saved_tensors, ctx.orders), None), setup_context=_setup
-)
+_operator = operator(
+    "symmetric_powers", _symmetric_powers, _symmetric_powers_backward, plain=_symmetric_powers,
+    fake=lambda x, orders: x.new_empty(len(x), sum(symmetric_dim(x.shape[-1], n) for n in orders)),
+)  # fmt: skip
 
 
 def symmetric_powers(x: Tensor, orders: Sequence[int]) -> Tensor:
     """The symmetric powers of several orders, ascending, side by side."""
-    flat = _symmetric_powers(x.reshape(-1, x.shape[-1]).contiguous(), list(orders))
+    flat = _operator(x.reshape(-1, x.shape[-1]).contiguous(), list(orders))
     return flat.reshape(*x.shape[:-1], flat.shape[-1])
 
 

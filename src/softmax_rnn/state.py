@@ -1,10 +1,11 @@
 """What attention remembers of the past: an argument and a result, never hidden on an object.
 
-    KVState         all keys and values; grows with the context. Any kernel (the parallel form), and exp always.
-    KroneckerState  H^n = sum_s k_s^{(x)n} v_s^T for each order n (sec. 3.1), in symmetric form; constant size. Finite kernels.
+    KVState         all keys and values, or with a window the newest; grows with the context. Any kernel (the parallel form), and exp always.
+    KroneckerState  H^n = sum_s D k_s^{(x)n} u_s^T for each order n (sec. 3.1), in symmetric form; constant size. Finite kernels.
+    NearState       a ring of the newest keys and values, and the Kronecker state of those that have left it; constant size. ``Near``.
 
-Keys are kept after centring and the feature map, values after the input gate. With a sum denominator the Kronecker state has
-one more value column, of ones, whose moments give the sum of weights. States accumulate in float32 (float64 for float64 input).
+Keys are kept after centring and the feature map, values after the input gate and the delta rule. With a sum denominator the Kronecker state
+has one more value column, of ones, whose moments give the sum of weights. States accumulate in float32 (float64 for float64 input).
 """
 
 from __future__ import annotations
@@ -16,40 +17,44 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..algebra import Mechanism
-from ..errors import MechanismError
-from ..features import symmetric_dim
-from ..kernels import Kernel
+from .backends.powers import symmetric_dim
+from .errors import MechanismError
+from .slots.kernels import Kernel
+from .slots.mechanism import Mechanism
 
 S = TypeVar("S", bound="State")
 
 
-def orders(kernel: Kernel) -> list[int]:
-    """The orders n with a non-zero coefficient: those that have a hidden state."""
-    return [n for n, c in enumerate(kernel.coefficients or ()) if c != 0]
-
-
 def state_rows(kernel: Kernel, d: int) -> int:
-    """Rows of a Kronecker state: the symmetric powers of all orders, one below the other."""
-    return sum(symmetric_dim(d, n) for n in orders(kernel))
+    """Rows of a Kronecker state for d channels after the feature map: the symmetric powers of all orders, one below the other."""
+    return sum(symmetric_dim(d, n) for n in kernel.orders)
 
 
 STATE_LIMIT = 2**33  # bytes
+
+
+COPIES = 4  # of a state while it moves on: before, what is added, after, and weighted; and so many tokens' features, at the least
 
 
 def check_state_size(
     kernel: Kernel, d: int, columns: int, copies: int, itemsize: int = 4,
     otherwise: str = "form='parallel' keeps keys and values instead",
 ) -> None:  # fmt: skip
-    """Refuse a Kronecker state of more than ``STATE_LIMIT``, and say what would fit; ``otherwise`` is the caller's way out."""
-    size = state_rows(kernel, d) * columns * itemsize * copies
-    if size <= STATE_LIMIT:
+    """Refuse a Kronecker state that with the features it is made from takes more than ``STATE_LIMIT``, and say what would fit.
+
+    ``otherwise`` is the caller's way out.
+    """
+
+    def size(rows: int) -> int:
+        return rows * itemsize * COPIES * (columns * copies + 1)
+
+    needed = size(state_rows(kernel, d))
+    if needed <= STATE_LIMIT:
         return
-    top, single = max(orders(kernel)), len(orders(kernel)) == 1
+    top, single = max(kernel.orders), len(kernel.orders) == 1
 
     def fits(d: int, order: int) -> bool:
-        rows = symmetric_dim(d, order) if single else sum(symmetric_dim(d, n) for n in range(order + 1))
-        return rows * columns * itemsize * copies <= STATE_LIMIT
+        return size(symmetric_dim(d, order) if single else sum(symmetric_dim(d, n) for n in range(order + 1))) <= STATE_LIMIT
 
     order = max((n for n in range(top) if fits(d, n)), default=None)
     head = max((h for h in range(1, d) if fits(h, top)), default=None)
@@ -59,7 +64,7 @@ def check_state_size(
         otherwise,
     ]
     raise MechanismError(
-        f"The recurrent state of {kernel.text()} at head size {d} would take {readable_bytes(size)}, "
+        f"The recurrent state of {kernel.text()} at head size {d} would take {readable_bytes(needed)} to make, "
         f"more than {readable_bytes(STATE_LIMIT)}: " + ", ".join(w for w in ways if w) + "."
     )
 
@@ -84,20 +89,26 @@ class State:
     mechanism: Mechanism
     center: Tensor | None  # (Hkv, D) what was subtracted from the keys; the same for all sequences
     segment: Tensor | None  # (B,) the segment id of the last token
+    tokens: int  # how many tokens went in, padding included
 
     def _tensors(self) -> dict[str, Tensor]:
         """Those with a batch axis."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "center"}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
+    def _parts(self) -> dict[str, State]:
+        """The states that it is made of."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), State)}
+
     def _map(self: S, change: Callable[[Tensor], Tensor]) -> S:
         changed: dict[str, Any] = {name: change(tensor) for name, tensor in self._tensors().items()}
-        return replace(self, **changed)
+        return replace(self, **changed, **{name: part._map(change) for name, part in self._parts().items()})
 
     @property
     def nbytes(self) -> int:
         """Memory held by the tensors of the state."""
-        return sum(t.numel() * t.element_size() for t in self._tensors().values())
+        own = sum(t.numel() * t.element_size() for t in self._tensors().values())
+        return own + sum(part.nbytes for part in self._parts().values())
 
     def detach(self: S) -> S:
         """The same state, cut from the graph (truncated backpropagation through time)."""
@@ -122,49 +133,62 @@ class State:
         """Number of sequences."""
         return len(next(iter(self._tensors().values())))
 
-    @property
-    def tokens(self) -> int:
-        """How many tokens went in, padding included."""
-        raise NotImplementedError
-
 
 @dataclass(frozen=True, eq=False)
 class KVState(State):
-    """All keys (B, Hkv, T, D) and values (B, Hkv, T, E), which of them count, and their document number.
+    """Keys (B, Hkv, T, D) and values (B, Hkv, T, E), which of them count, their document number, and the clock of their decay.
 
     The first call keeps the tensors it was given, without a copy.
     """
 
     key: Tensor
     value: Tensor
-    keep: Tensor | None
-    runs: Tensor | None
+    keep: Tensor | None = None
+    documents: Tensor | None = None
+    clock: Tensor | None = None
+    channels: Tensor | None = None
 
-    @property
-    def tokens(self) -> int:
-        """How many tokens went in, padding included."""
-        return self.key.shape[2]
+    def newest(self, count: int) -> KVState:
+        """The same with the newest tokens only."""
+        extra = self.key.shape[2] - count
+        if extra <= 0:
+            return self
+
+        def cut(x: Tensor | None, axis: int) -> Tensor | None:
+            return None if x is None else x.narrow(axis, extra, count)
+
+        return replace(
+            self, key=self.key[:, :, extra:], value=self.value[:, :, extra:], keep=cut(self.keep, 1),
+            documents=cut(self.documents, 1), clock=cut(self.clock, 2), channels=cut(self.channels, 2),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
 class KroneckerState(State):
-    """``moments`` (B, Hkv, rows, E or E + 1); ``count`` (B,): the keys of the current document."""
+    """``moments`` (B, Hkv, rows, E or E + 1); ``count`` (B,), under decay (B, Hkv): the keys of the current document."""
 
     moments: Tensor
     count: Tensor
-    head_dim: int
-    seen: int
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens went in, padding included."""
-        return self.seen
+    head_dim: int  # channels of the keys after the feature map
 
     def hidden(self, n: int) -> Tensor:
         """H^n, the hidden state of the n-th recurrent network: (B, Hkv, C(d + n - 1, n), E)."""
-        present = orders(self.mechanism.kernel)
+        present = self.mechanism.kernel.orders
         if n not in present:
             raise MechanismError(f"{self.mechanism.kernel.text()} has no order {n}; it has {present}.")
         begin = sum(symmetric_dim(self.head_dim, m) for m in present if m < n)
         columns = self.moments.shape[-1] - int(self.mechanism.denominator.needs_sum)
         return self.moments[..., begin : begin + symmetric_dim(self.head_dim, n), :columns]
+
+
+@dataclass(frozen=True, eq=False)
+class NearState(State):
+    """The newest keys and values, and the Kronecker state of what came before them."""
+
+    near: KVState
+    far: KroneckerState
+
+    @property
+    def batch(self) -> int:
+        """Number of sequences."""
+        return self.near.batch

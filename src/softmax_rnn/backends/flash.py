@@ -1,4 +1,4 @@
-"""exp attention on the CPU: one flash call that returns softmax output O and lse, with gradients for both.
+"""``softmax_lse`` on the CPU: one flash call that returns softmax output O and lse, with gradients for both.
 
     A_t = sum_s exp(x_ts) v_s = O_t exp(lse_t)                                              (eq. 1, numerator)
 
@@ -13,12 +13,12 @@ The aten operators are private to torch: they are called nowhere else, and tests
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from .precision import chosen_precision
+from .dense import softmax_dense
+from .operators import operator
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -53,17 +53,9 @@ def _heads_last(like: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(like.transpose(1, 2), dtype=dtype, memory_format=torch.contiguous_format).transpose(1, 2)
 
 
-@torch.library.custom_op("softmax_rnn::flash", mutates_args=())
 def _flash(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keep: Tensor | None,
-    lo: Tensor | None,
-    hi: Tensor | None,
-    causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, lo: Tensor | None, hi: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     if lo is None or hi is None:
         return _forward(q, k, v, 0.0, causal, attn_mask=_additive(None, keep, q.dtype), scale=scale)
     out, lse = torch.zeros_like(q), _heads_last(q[..., 0], torch.promote_types(q.dtype, torch.float32))
@@ -87,11 +79,11 @@ def _with_lse_gradient(out: Tensor, grad: Tensor, dlse: Tensor) -> Tensor:
     return torch.addcmul(o, dlse[..., None] / size / size, g, value=-1).to(out.dtype)
 
 
-@torch.library.custom_op("softmax_rnn::flash_backward", mutates_args=())
 def _flash_backward(
-    grad: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-    keep: Tensor | None, lo: Tensor | None, hi: Tensor | None, causal: bool, scale: float,
+    grad: Tensor | None, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None,
+    lo: Tensor | None, hi: Tensor | None, causal: bool, scale: float, out: Tensor, lse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad = torch.zeros_like(out) if grad is None else grad  # lse is only ever used as a factor on the output
     if dlse is not None:
         out = _with_lse_gradient(out, grad, dlse)
     if lo is None or hi is None:
@@ -109,32 +101,22 @@ def _flash_backward(
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 
-@_flash.register_fake
-def _(q, k, v, keep, lo, hi, causal, scale):  # type: ignore[no-untyped-def]
-    return torch.empty_like(q), _heads_last(q[..., 0], torch.promote_types(q.dtype, torch.float32))
+def _flash_plain(
+    q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, lo: Tensor | None, hi: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    B, H, Tq, D = q.shape
+    Hkv = k.shape[1]
+    rows = [None if x is None else x.expand(B, -1).repeat_interleave(Hkv, 0) for x in (lo, hi, keep)]
+    grouped = (q * scale).reshape(B * Hkv, H // Hkv, Tq, D)
+    out, lse = softmax_dense(grouped, k.flatten(0, 1), v.flatten(0, 1), None, None, None, None, *rows, causal, None)
+    return out.reshape(q.shape), lse.reshape(B, H, Tq)
 
 
-@_flash_backward.register_fake
-def _(grad, dlse, q, k, v, out, lse, keep, lo, hi, causal, scale):  # type: ignore[no-untyped-def]
-    return tuple(_heads_last(x, x.dtype) for x in (q, k, v))
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, keep, lo, hi, ctx.causal, ctx.scale = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, *output, keep, lo, hi)
-
-
-def _grad(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-    q, k, v, out, lse, keep, lo, hi = ctx.saved_tensors
-    if dout is None:  # lse is only ever used as a factor on the output
-        return (None,) * 8
-    with chosen_precision(q):
-        grads = _flash_backward(dout, dlse, q, k, v, out, lse, keep, lo, hi, ctx.causal, ctx.scale)
-    return (*grads, None, None, None, None, None)
-
-
-_flash.register_autograd(_grad, setup_context=_setup)
+_operator = operator(
+    "flash", _flash, _flash_backward, plain=_flash_plain,
+    fake=lambda q, *_: (torch.empty_like(q), _heads_last(q[..., 0], torch.promote_types(q.dtype, torch.float32))),
+    fake_backward=lambda grad, dlse, *tensors: tuple(_heads_last(x, x.dtype) for x in tensors[:3]),
+)  # fmt: skip
 
 
 def flash(
@@ -153,4 +135,4 @@ def flash(
     """
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     lo, hi = (None, None) if bounds is None else bounds
-    return _flash(q, k, v, keep, lo, hi, causal, scale)
+    return _operator(q, k, v, keep, lo, hi, causal, scale)

@@ -1,0 +1,165 @@
+"""``attention``: the one entry. It checks, prepares, picks a form, and finishes; the forms do the sums.
+
+q, k, v -> centre, mask, gates, feature map -> a form: numerator and denominator -> gates and norm
+
+``sdpa`` has the signature of torch's ``scaled_dot_product_attention``; ``taylor_terms`` gives the numerator of each order by itself.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from ._shapes import Bool, Float, Int, checked
+from .backends.operators import autocast, chosen_precision
+from .errors import MechanismError
+from .forms import find_form
+from .forms.parallel import needs_lse
+from .problem import (
+    Problem, Setting, Sums, check_center, check_inputs, check_masks, check_options, check_qkv, check_state, check_tensor, prepare,
+)  # fmt: skip
+from .slots.denominators import Unnormalised
+from .slots.kernels import Power
+from .slots.mechanism import Mechanism
+from .slots.presets import mechanism as resolve
+from .state import State
+
+
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mechanism: str | Mechanism = "softmax", *, return_state: Literal[False] = False, **options: Any
+) -> Tensor: ...  # fmt: skip
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mechanism: str | Mechanism = "softmax", *, return_state: Literal[True], **options: Any
+) -> tuple[Tensor, State]: ...  # fmt: skip
+@checked  # type: ignore[misc]  # the options are the keywords of this signature
+def attention(
+    q: Float[Tensor, "b h tq d"],
+    k: Float[Tensor, "b hkv tk d"],
+    v: Float[Tensor, "b hkv tk e"],
+    mechanism: str | Mechanism = "softmax",
+    *,
+    causal: bool = True,
+    scale: float | int | None = None,
+    form: str = "auto",
+    backend: str = "auto",
+    window: int | None = None,
+    key_padding_mask: Bool[Tensor, "b tk"] | None = None,
+    segment_ids: Int[Tensor, "b tk"] | None = None,
+    center: Float[Tensor, "hkv d"] | None = None,
+    state: State | None = None,
+    return_state: bool = False,
+    chunk_size: int | None = None,
+    **tensors: Tensor | None,
+) -> Float[Tensor, "b h tq e"] | tuple[Float[Tensor, "b h tq e"], State]:
+    """Attention by any mechanism, in any of its forms; all forms give the same numbers. **Causal unless you say otherwise.**
+
+    Args:
+        q, k, v: as in torch's SDPA; k and v may have fewer heads (GQA), v another width.
+        mechanism: a name (``softmax_rnn.mechanisms()``) or a ``Mechanism``.
+        causal: query t sees keys up to t. False: all keys (bidirectional or cross-attention).
+        scale: on the score; None: 1/sqrt(d) for exp, Taylor and Power, 1 for linear feature maps.
+        form: "parallel" (O(T) memory), "chunked" (linear time, finite kernels), "recurrent" (token by token), "reference" (dense),
+            or "auto", the cheapest (see ``explain``).
+        backend: "torch", "flex" or "triton", or "auto", the first that can.
+        window: query t sees only the keys with t - s < window.
+        key_padding_mask: True = keep (``nn.MultiheadAttention`` has it the other way round). A query that sees no key gives 0.
+        segment_ids: packed documents; a new document starts wherever the number changes.
+        center: a vector per kv head that is subtracted from the keys.
+        state, return_state: streaming; any way to cut a sequence gives the same as the whole. With a state, fewer queries than
+            keys are the last of the tokens, and queries without new keys each read all that is remembered.
+        chunk_size: of the chunked form.
+        tensors: what the mechanism's slots want (``Mechanism.inputs``), by name: ``input_gate`` (b, hkv, tk) and ``output_gate`` (b, h, tq), in
+            [0, 1] (per channel: b, h, tq, e); ``norm_weight`` and ``norm_bias`` (e,); ``length_exponent`` (h,), c in t ** sigmoid(c);
+            ``log_decay`` <= 0, (hkv,), (b, hkv, tk) or (b, hkv, tk, d); ``beta`` (b, hkv, tk) in [0, 2]; ``sink`` (h,); ...
+
+    >>> import torch, softmax_rnn as sr
+    >>> q, k, v = torch.randn(3, 1, 2, 5, 4).unbind()
+    >>> sr.attention(q, k, v, "norm").shape
+    torch.Size([1, 2, 5, 4])
+    """
+    m = resolve(mechanism)
+    q, k, v = autocast(q, k, v)
+    dims = check_qkv(q, k, v)
+    given = check_inputs(m, dims, q, tensors)
+    check_masks(dims, q, key_padding_mask, segment_ids)
+    check_center(m, dims, center)
+    check_options(m, causal, scale, window, chunk_size, backend)
+    setting = Setting(m, dims, causal, window, None if state is None else type(state))
+    check_state(setting, q, state, return_state, center)
+    chosen = find_form(form, setting, return_state)
+    with chosen_precision(q):
+        problem = prepare(
+            setting, q, k, v, given, scale=scale, reference=chosen.name == "reference", keep=key_padding_mask, segments=segment_ids,
+            center=center, state=state, backend=backend, chunk_size=chunk_size,
+        )  # fmt: skip
+        sums, count, new_state = chosen.run(problem)
+        out = finish(problem, sums, count, q.dtype)
+    return (out, new_state) if return_state else out
+
+
+def finish(p: Problem, sums: Sums, count: Tensor, dtype: torch.dtype) -> Tensor:
+    """O_t = post_gate_t * Norm( pre_gate_t * A_t / Z_t ); rows that see no key become 0.
+
+    For exp the numerator is softmax output times exp(lse). Under a vector norm that positive factor, and any denominator, cancels; it is
+    then left out, so the norm's epsilon is relative to the softmax output (docs/adr/0003).
+    """
+    m, x = p.mechanism, sums.numerator
+    wide = torch.promote_types(x.dtype, torch.float32)
+    gate = p.tensors.get("output_gate")
+    gate = None if gate is None else gate.to(wide) if gate.ndim == 4 else gate.to(wide)[..., None]
+    own = p.own(m.denominator.inputs)
+    if sums.lse is None or not m.kernel.exponential:
+        if not m.kernel.exponential:
+            x = m.denominator.divide(x, sums.total, count, **own)
+    elif needs_lse(m):
+        factor = m.denominator.factor(sums.lse, count, **own)
+        x = x if factor is None else x.to(wide) * factor
+    if gate is not None and m.output_gate == "before_norm":
+        x = x.to(wide) * gate
+    if m.norm_value is not None:
+        x = m.norm_value.apply(x.to(wide), **{n: t.to(wide) for n, t in p.own(m.norm_value.inputs).items()})
+    if gate is not None and m.output_gate == "after_norm":
+        x = x * gate
+    if p.may_be_empty:
+        x = torch.where(count > 0, x, torch.zeros_like(x))
+    return x.to(dtype)
+
+
+@checked
+def taylor_terms(
+    q: Float[Tensor, "b h tq d"],
+    k: Float[Tensor, "b hkv tk d"],
+    v: Float[Tensor, "b hkv tk e"],
+    orders: int | Iterable[int],
+    *,
+    causal: bool = True,
+    scale: float | int | None = None,
+    key_padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
+    center: Tensor | None = None,
+    form: str = "auto",
+) -> Float[Tensor, "n b h tq e"]:
+    """The summands of section 3.1, A_t^n = 1/n! sum_s x_ts^n v_s, stacked in front; an int N stands for 0 .. N. Their sum is the numerator of
+    ``Taylor(N)``.
+
+    >>> import torch, softmax_rnn as sr
+    >>> q, k, v = torch.randn(3, 1, 2, 5, 4).unbind()
+    >>> sr.taylor_terms(q, k, v, 3).shape
+    torch.Size([4, 1, 2, 5, 4])
+    """
+    wanted = list(range(orders + 1) if isinstance(orders, int) else orders if isinstance(orders, Iterable) else [])
+    if not wanted or not all(isinstance(n, int) and n >= 0 for n in wanted):
+        raise MechanismError(f"orders must be a number >= 0 or some of them, got {orders!r}.")
+    if center is not None:  # terms are not divided by anything, so attention itself would refuse it
+        check_tensor("center", center, (k.shape[1], k.shape[-1]), q)
+        wide = torch.promote_types(k.dtype, torch.float32)
+        k = (k.to(wide) - center.to(wide)[:, None]).to(k.dtype)
+    masks: dict[str, Any] = {"key_padding_mask": key_padding_mask, "segment_ids": segment_ids}
+    terms = [
+        attention(q, k, v, Mechanism(Power(n), Unnormalised()), causal=causal, scale=scale, form=form, **masks)
+        for n in wanted
+    ]
+    return torch.stack(terms)

@@ -1,0 +1,223 @@
+"""Three primitives that everything is computed with, each an ordered tuple of implementations; the first that does not refuse runs.
+
+    softmax_lse    q, k, v -> softmax output O and log-sum-exp        sdpa, flash (CPU), flex (CUDA), tiles
+    weighted_sum   q, k, v -> numerator A and sum of weights Z        flex (CUDA), tiles
+    scan           q, k, v, state -> numerator A and the state after          chunks
+
+An implementation belongs to a backend, ``torch``, ``flex`` or ``triton``: ``attention(..., backend=...)`` asks for one of them by name.
+
+    operators.py  how an operator is made: forward, backward, and a plain version for everything else
+    dense.py      the first two primitives as the formula reads: the specification
+    tiles.py      the same in O(T) memory, with every factor
+    flash.py      softmax_lse by torch's flash kernel on the CPU
+    flex.py       softmax_lse by FlexAttention
+    scan.py       the third primitive; moments.py, powers.py the Kronecker features it uses; channel.py scores under channel decay
+    weights.py    the weight and its slope for a tile of scores
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..context import Context
+from ..errors import MechanismError
+from .flash import flash
+from .flex import flex
+from .operators import transformed
+from .tiles import softmax_tiles, weighted_tiles
+
+BACKENDS = ("auto", "torch", "flex", "triton")
+Call = TypeVar("Call")
+
+
+@dataclass(frozen=True)
+class SoftmaxCall:
+    """What ``softmax_lse`` is asked: q (B, H, Tq, D), k and v (B, Hkv, Tk, ...), zero where padded; at least one key."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    context: Context
+    scale: float
+    softcap: float | None
+    needs_lse: bool
+
+
+@dataclass(frozen=True)
+class WeightedCall:
+    """What ``weighted_sum`` is asked; no coefficients stands for exp."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    context: Context
+    scale: float
+    coefficients: Sequence[float]
+    limit: float | None
+    with_total: bool
+
+
+@dataclass(frozen=True)
+class Implementation(Generic[Call]):
+    """One way to compute a primitive; ``refuses`` answers with a sentence, or None."""
+
+    name: str
+    backend: str
+    refuses: Callable[[Call], str | None]
+    run: Callable[[Call], Any]
+
+
+def choose(implementations: Sequence[Implementation[Call]], call: Call, backend: str) -> Implementation[Call]:
+    """The first that belongs to the backend and does not refuse."""
+    reasons = []
+    for implementation in implementations:
+        if backend not in ("auto", implementation.backend):
+            continue
+        reason = implementation.refuses(call)
+        if reason is None:
+            return implementation
+        reasons.append(f"{implementation.name}: {reason}")
+    raise MechanismError(f"backend='{backend}' cannot compute this ({'; '.join(reasons) or 'it has no such primitive'}): use backend='auto'.")
+
+
+def softmax_lse(call: SoftmaxCall, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
+    """Softmax output (B, H, Tq, E) and log-sum-exp (B, H, Tq, 1), or None where nobody needs it and it would cost."""
+    return choose(SOFTMAX_LSE, call, backend).run(call)
+
+
+def weighted_sum(call: WeightedCall, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
+    """Numerator (B, H, Tq, E) and sum of weights (B, H, Tq, 1), or None."""
+    return choose(WEIGHTED_SUM, call, backend).run(call)
+
+
+def _is_causal(context: Context) -> bool:
+    if context.causal and context.queries > 1:  # an expression would be a symbol under torch.compile
+        return True
+    return False
+
+
+def _sdpa_refuses(call: SoftmaxCall) -> str | None:
+    c = call.context
+    if call.needs_lse or call.softcap is not None or c.decays:
+        return "the log-sum-exp, a cap or a decay is needed"
+    if c.keep is not None or not c.plain:
+        return "padding, documents or a window need a mask"
+    if call.q.shape[-1] != call.v.shape[-1]:
+        return "keys and values have unequal widths, for which it goes dense"
+    return "forward-mode derivatives and vmap need ordinary torch code" if transformed() else None
+
+
+def _sdpa(call: SoftmaxCall) -> tuple[Tensor, None]:
+    q, scale = _positive_scale(call.q, call.scale)
+    grouped = bool(q.shape[1] != call.k.shape[1])  # sizes are tensors while torch.jit traces
+    out = F.scaled_dot_product_attention(
+        q, call.k, call.v, is_causal=_is_causal(call.context), scale=scale, enable_gqa=grouped
+    )
+    return out, None
+
+
+def _positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
+    """torch's kernels mask by adding -inf before they scale, and in float32 a scale below 1e-38 is 0."""
+    return (q, scale) if scale > 1e-30 else (q * scale, 1.0)
+
+
+def _flash_refuses(call: SoftmaxCall) -> str | None:
+    if call.q.device.type != "cpu":
+        return "it is for the CPU"
+    if call.softcap is not None or call.context.decays:
+        return "a cap or a decay is needed"
+    return None
+
+
+def _flash(call: SoftmaxCall) -> tuple[Tensor, Tensor]:
+    q, k, v, c = call.q, call.k, call.v, call.context
+    d, e = q.shape[-1], v.shape[-1]
+    q, scale = _positive_scale(q, call.scale)
+    if d != e:  # the kernel wants equal widths; zero channels change neither the scores nor the other channels
+        q, k, v = (F.pad(x, (0, max(d, e) - x.shape[-1])) for x in (q, k, v))
+    out, lse = flash(q, k, v, c.keep, None if c.plain else c.bounds(), _is_causal(c), scale)
+    return out[..., :e], lse[..., None]
+
+
+def _flex_refuses(call: SoftmaxCall) -> str | None:
+    if call.q.device.type != "cuda":
+        return "it is compiled for CUDA only"
+    if call.context.channels is not None:
+        return "channel decay changes the score itself"
+    return "forward-mode derivatives and vmap need ordinary torch code" if transformed() else None
+
+
+def _flex(call: SoftmaxCall) -> tuple[Tensor, Tensor]:
+    q, scale = _positive_scale(call.q, call.scale)
+    return flex(q, call.k, call.v, call.context, scale, None)
+
+
+def _flex_weighted_refuses(call: WeightedCall) -> str | None:
+    if call.q.device.type != "cuda":
+        return "it is compiled for CUDA only"
+    if call.coefficients or call.context.decays:
+        return "only a clamped exponential is computed this way"
+    return None
+
+
+def _flex_weighted(call: WeightedCall) -> tuple[Tensor, Tensor | None]:
+    q, scale = _positive_scale(call.q, call.scale)
+    out, lse = flex(q, call.k, call.v, call.context, scale, call.limit)
+    total = lse.exp()
+    return out * total, total
+
+
+def grouped(q: Tensor, k: Tensor, v: Tensor, c: Context, scale: float, wide: torch.dtype) -> list[Any]:
+    """The tensors as tiles and dense functions want them: sequences times kv heads in front, the query heads of each in a group."""
+    B, H, Tq, D = q.shape
+    Hkv = k.shape[1]
+    q = (q.to(wide) * scale).reshape(B * Hkv, H // Hkv, Tq, D)
+    clocks: list[Tensor | None] = []
+    for clock in (c.clock, c.channels):
+        if clock is None:
+            clocks += [None, None]
+        else:
+            clocks += [c.query_times(clock).flatten(0, 1).contiguous(), clock.flatten(0, 1).contiguous()]
+    lo, hi = (x.expand(B, -1).repeat_interleave(Hkv, 0) for x in c.bounds()) if c.cut else (None, None)
+    keep = None if c.keep is None else c.keep.repeat_interleave(Hkv, 0)
+    k, v = (x.to(wide).flatten(0, 1).contiguous() for x in (k, v))
+    return [q.contiguous(), k, v, *clocks, lo, hi, keep, c.causal]
+
+
+def _wide(call: SoftmaxCall | WeightedCall) -> list[Any]:
+    wide = torch.promote_types(call.q.dtype, torch.float32)
+    return grouped(call.q, call.k, call.v, call.context, call.scale, wide)
+
+
+def _tiles_softmax(call: SoftmaxCall) -> tuple[Tensor, Tensor]:
+    B, H, Tq, _ = call.q.shape
+    out, lse = softmax_tiles(*_wide(call), call.softcap)
+    return out.reshape(B, H, Tq, call.v.shape[-1]), lse.reshape(B, H, Tq, 1)
+
+
+def _tiles_weighted(call: WeightedCall) -> tuple[Tensor, Tensor | None]:
+    B, H, Tq, _ = call.q.shape
+    out, total = weighted_tiles(*_wide(call), list(call.coefficients), call.limit, call.with_total)
+    return out.reshape(B, H, Tq, call.v.shape[-1]), total.reshape(B, H, Tq, 1) if call.with_total else None
+
+
+def _never(call: Any) -> None:
+    return None
+
+
+SOFTMAX_LSE: tuple[Implementation[SoftmaxCall], ...] = (
+    Implementation("sdpa", "torch", _sdpa_refuses, _sdpa),
+    Implementation("flash", "torch", _flash_refuses, _flash),
+    Implementation("flex", "flex", _flex_refuses, _flex),
+    Implementation("tiles", "torch", _never, _tiles_softmax),
+)
+WEIGHTED_SUM: tuple[Implementation[WeightedCall], ...] = (
+    Implementation("flex", "flex", _flex_weighted_refuses, _flex_weighted),
+    Implementation("tiles", "torch", _never, _tiles_weighted),
+)

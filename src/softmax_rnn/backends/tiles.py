@@ -1,0 +1,254 @@
+"""The first two primitives tile by tile, O(T) memory forward and backward, with every factor that the context knows:
+
+    weighted_sum   A_t = sum_s D_ts w(x_ts) v_s     Z_t = sum_s D_ts w(x_ts)       w a polynomial, or exp, of min(x, limit)
+    softmax_lse    O_t = sum_s p_ts v_s             p = softmax_s( cap(x_ts) + log D_ts )       and its log-sum-exp
+
+For a block of queries the scores against all keys they see are made, turned into weights in place, and used at once. Nothing but the
+inputs and outputs is kept for the backward pass, which makes the weights again; the derivative of a polynomial is another one (for a Taylor
+series the one of an order less), never N score matrices on autograd's tape. Keys whose decay has ended (exp gives 0) are not visited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from . import channel
+from .dense import softmax_dense, weighted_dense
+from .operators import operator
+from .weights import weights, weights_and_slopes
+
+ROWS = 128  # queries per tile
+BUDGET = {"cpu": 2**20, "default": 2**26}  # scores per tile: about the cache of a core, or what keeps a GPU busy
+
+
+class _Tile:
+    """A block of sequences n and queries i, and the keys j that any of them sees."""
+
+    def __init__(self, call: _Call, n: slice, i: slice, j: slice, past: int, mask: Tensor | None, where: slice) -> None:
+        self.call, self.n, self.i, self.j, self.past = call, n, i, j, past
+        self.mask, self.where = mask, where  # (n or 1, 1, R, columns of ``where``): True = seen
+
+    def clock(self) -> Tensor | None:
+        """log D (n, R, J), or None."""
+        c = self.call
+        if c.cq is None or c.ck is None:
+            return None
+        return (c.cq[self.n, self.i, None] - c.ck[self.n, None, self.j]).to(c.q.dtype)
+
+    def scores(self) -> Tensor:
+        """(n, G * R, J)."""
+        c = self.call
+        q, k = c.q[self.n, :, self.i], c.k[self.n, self.j]
+        if c.aq is None or c.ak is None:
+            return torch.bmm(q.flatten(1, 2), k.mT)
+        aq, ak, p = c.aq[self.n, self.i], c.ak[self.n, self.j], self.past
+        parts = [channel.before(q, k[:, :p], aq, ak[:, :p])] if p else []
+        parts += [channel.inside(q, k[:, p:], aq, ak[:, p:])] if p < k.shape[1] else []
+        return torch.cat(parts, -1).flatten(1, 2)
+
+    def scores_backward(self, dx: Tensor, dq: Tensor, dk: Tensor) -> None:
+        """Put the gradients of q and k in their places."""
+        c = self.call
+        q, k = c.q[self.n, :, self.i], c.k[self.n, self.j]
+        split = (q.shape[1], -1)
+        if c.aq is None or c.ak is None:
+            dq[self.n, :, self.i] = torch.bmm(dx, k).unflatten(1, split)
+            dk[self.n, self.j].baddbmm_(dx.mT, q.flatten(1, 2))
+            return
+        aq, ak, p, dx = c.aq[self.n, self.i], c.ak[self.n, self.j], self.past, dx.unflatten(1, split)
+        total = torch.zeros_like(q)
+        if p:
+            a, b = channel.before_backward(dx[..., :p], q, k[:, :p], aq, ak[:, :p])
+            total, dk[self.n, self.j][:, :p] = total + a, dk[self.n, self.j][:, :p] + b
+        if p < k.shape[1]:
+            a, b = channel.inside_backward(dx[..., p:], q, k[:, p:], aq, ak[:, p:])
+            total, dk[self.n, self.j][:, p:] = total + a, dk[self.n, self.j][:, p:] + b
+        dq[self.n, :, self.i] = total
+
+    def fade_(self, w: Tensor, group: int) -> Tensor:
+        """Weights (n, G * R, J) times D, 0 for what is not seen."""
+        part = w.unflatten(1, (group, -1))
+        clock = self.clock()
+        if clock is not None:
+            part.mul_(clock.clamp_(max=0).exp_()[:, None])
+        if self.mask is not None:
+            part[..., self.where].mul_(self.mask.to(w.dtype))
+        return w
+
+    def shift_(self, x: Tensor, group: int) -> Tensor:
+        """Logits (n, G * R, J) plus log D, -inf for what is not seen."""
+        part = x.unflatten(1, (group, -1))
+        clock = self.clock()
+        if clock is not None:
+            part.add_(clock[:, None])
+        if self.mask is not None:
+            part[..., self.where].masked_fill_(~self.mask, -torch.inf)
+        if self.call.keep is not None:
+            part.masked_fill_(~self.call.keep[self.n, None, None, self.j], -torch.inf)
+        return x
+
+
+class _Call:
+    """The inputs of an operator, and the tiles they are computed in."""
+
+    def __init__(
+        self, q: Tensor, k: Tensor, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None,
+        lo: Tensor | None, hi: Tensor | None, keep: Tensor | None, causal: bool,
+    ) -> None:  # fmt: skip
+        self.q, self.k, self.cq, self.ck, self.aq, self.ak = q, k, cq, ck, aq, ak
+        self.lo, self.hi, self.keep, self.causal = lo, hi, keep, causal
+
+    def tiles(self) -> Iterator[_Tile]:
+        """All of them, queries inside sequences."""
+        N, group, Tq, _ = self.q.shape
+        Tk = self.k.shape[1]
+        offset = Tk - Tq if self.causal else Tk
+        budget = BUDGET.get(self.q.device.type, BUDGET["default"])
+        per_tile = max(2, budget // max(1, ROWS * group * Tk))
+        index = torch.arange(ROWS, device=self.q.device)
+        triangle = (index[None, :] <= index[:, None])[None, None]
+        for n in range(0, N, per_tile):
+            ns = slice(n, min(N, n + per_tile))
+            for i in range(0, Tq, ROWS):
+                qs = slice(i, min(Tq, i + ROWS))
+                rows = qs.stop - qs.start
+                past = offset + i if self.causal else Tk
+                if self.lo is not None and self.hi is not None:
+                    first, last = (x[ns if len(x) > 1 else slice(None), qs] for x in (self.lo, self.hi))
+                    begin = self._begin(ns, qs, int(first.min()))
+                    end = max(begin, int(last.max()))
+                    j = torch.arange(begin, end, device=self.q.device)
+                    mask = ((j >= first[..., None]) & (j < last[..., None]))[:, None]
+                    yield _Tile(self, ns, qs, slice(begin, end), min(max(past - begin, 0), end - begin), mask, slice(None))
+                elif self.causal:
+                    begin = self._begin(ns, qs, 0)
+                    keys = slice(begin, qs.stop + offset)
+                    yield _Tile(self, ns, qs, keys, past - begin, triangle[..., :rows, :rows], slice(-rows, None))
+                else:
+                    begin = self._begin(ns, qs, 0)
+                    yield _Tile(self, ns, qs, slice(begin, Tk), Tk - begin, None, slice(None))
+
+    def _begin(self, ns: slice, qs: slice, first: int) -> int:
+        """The first key whose decay has not ended for the first of the queries, which remembers most."""
+        if self.cq is None or self.ck is None or self.ck.shape[1] == 0:
+            return first
+        gone = -800.0 if self.q.dtype == torch.float64 else -110.0
+        alive = (self.cq[ns, qs.start, None] - self.ck[ns]) > gone  # ascending in s: False ... False True ... True
+        return max(first, int((~alive).sum(-1).min()))
+
+
+def _flat(g: Tensor, t: _Tile) -> Tensor:
+    return g[t.n, :, t.i].flatten(1, 2)
+
+
+def _weighted(
+    q: Tensor, k: Tensor, v: Tensor, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None,
+    lo: Tensor | None, hi: Tensor | None, keep: Tensor | None, causal: bool, coefficients: Sequence[float], limit: float | None,
+    with_total: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    group = q.shape[1]
+    out = q.new_empty(*q.shape[:3], v.shape[-1])
+    total = q.new_empty(*q.shape[:3], 1 if with_total else 0)
+    call = _Call(q, k, cq, ck, aq, ak, lo, hi, None, causal)
+    for t in call.tiles():
+        w = t.fade_(weights(t.scores(), coefficients, limit), group)
+        out[t.n, :, t.i] = torch.bmm(w, v[t.n, t.j]).unflatten(1, (group, -1))
+        if with_total:
+            kept = w.sum(-1, keepdim=True) if keep is None else torch.bmm(w, keep[t.n, t.j, None].to(w.dtype))
+            total[t.n, :, t.i] = kept.unflatten(1, (group, -1))
+    return out, total
+
+
+def _weighted_backward(
+    grad: Tensor | None, gtotal: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
+    cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None, lo: Tensor | None, hi: Tensor | None,
+    keep: Tensor | None, causal: bool, coefficients: Sequence[float], limit: float | None, with_total: bool,
+    out: Tensor, total: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    group = q.shape[1]
+    grad = torch.zeros_like(out) if grad is None else grad.contiguous()
+    gtotal = None if gtotal is None or not with_total else gtotal.contiguous()
+    dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    dones = k.new_zeros(len(k), k.shape[1], 1) if gtotal is not None and cq is not None else None
+    call = _Call(q, k, cq, ck, aq, ak, lo, hi, None, causal)
+    for t in call.tiles():
+        g, values = _flat(grad, t), v[t.n, t.j]
+        w, slope = weights_and_slopes(t.scores(), coefficients, limit)
+        dw = torch.bmm(g, values.mT)
+        if gtotal is not None:
+            dz = _flat(gtotal, t)
+            dw.add_(dz if keep is None else dz * keep[t.n, None, t.j].to(dz.dtype))
+        t.fade_(w, group)
+        dv[t.n, t.j].baddbmm_(w.mT, g)
+        if dones is not None:
+            dones[t.n, t.j].baddbmm_(w.mT, _flat(gtotal, t))
+        t.scores_backward(t.fade_(dw.mul_(slope), group), dq, dk)
+    dcq = dck = None
+    if cq is not None:
+        dcq, dck = (grad * out).sum((1, -1)).double(), (dv * v).sum(-1).double()
+        if gtotal is not None and dones is not None:
+            dcq += (gtotal * total).sum((1, -1))
+            dck += dones[..., 0] if keep is None else dones[..., 0] * keep
+        dck.neg_()
+    daq, dak = (None, None) if aq is None else ((dq * q).sum(1).double(), (dk * k).neg_().double())
+    return dq, dk, dv, dcq, dck, daq, dak
+
+
+def _cap_(x: Tensor, softcap: float | None) -> Tensor:
+    return x if softcap is None else x.div_(softcap).tanh_().mul_(softcap)
+
+
+def _softmax(
+    q: Tensor, k: Tensor, v: Tensor, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None,
+    lo: Tensor | None, hi: Tensor | None, keep: Tensor | None, causal: bool, softcap: float | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    group = q.shape[1]
+    out, lse = q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(*q.shape[:3], 1)
+    for t in _Call(q, k, cq, ck, aq, ak, lo, hi, keep, causal).tiles():
+        x = t.shift_(_cap_(t.scores(), softcap), group)
+        z = torch.logsumexp(x, -1, keepdim=True) if x.shape[-1] else x.new_full((*x.shape[:2], 1), -torch.inf)
+        z = torch.where(z > -torch.inf, z, torch.zeros_like(z))
+        out[t.n, :, t.i] = torch.bmm(x.sub_(z).exp_(), v[t.n, t.j]).unflatten(1, (group, -1))
+        lse[t.n, :, t.i] = z.unflatten(1, (group, -1))
+    return out, lse
+
+
+def _softmax_backward(
+    grad: Tensor | None, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
+    cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None, lo: Tensor | None, hi: Tensor | None,
+    keep: Tensor | None, causal: bool, softcap: float | None, out: Tensor, lse: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    group = q.shape[1]
+    grad = torch.zeros_like(out) if grad is None else grad.contiguous()
+    delta = (grad * out).sum(-1, keepdim=True)
+    delta = delta if dlse is None else delta - dlse
+    dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    dcq, dck = (None, None) if cq is None or ck is None else (torch.zeros_like(cq), torch.zeros_like(ck))
+    for t in _Call(q, k, cq, ck, aq, ak, lo, hi, keep, causal).tiles():
+        g, x = _flat(grad, t), _cap_(t.scores(), softcap)
+        slope = None if softcap is None else 1 - (x / softcap).square()
+        p = t.shift_(x, group).sub_(_flat(lse, t)).exp_()
+        dv[t.n, t.j].baddbmm_(p.mT, g)
+        dx = torch.bmm(g, v[t.n, t.j].mT).sub_(_flat(delta, t)).mul_(p)
+        if dcq is not None and dck is not None:
+            dcq[t.n, t.i] += dx.sum(-1).unflatten(1, (group, -1)).sum(1)
+            dck[t.n, t.j] -= dx.sum(1)
+        t.scores_backward(dx if slope is None else dx.mul_(slope), dq, dk)
+    daq, dak = (None, None) if aq is None else ((dq * q).sum(1).double(), (dk * k).neg_().double())
+    return dq, dk, dv, dcq, dck, daq, dak
+
+
+def _shapes(q: Tensor, v: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    return q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(*q.shape[:3], columns)
+
+
+weighted_tiles = operator(
+    "weighted_sum", _weighted, _weighted_backward, plain=weighted_dense,
+    fake=lambda q, k, v, *others: _shapes(q, v, int(others[-1])),
+)  # fmt: skip
+softmax_tiles = operator(
+    "softmax_lse", _softmax, _softmax_backward, plain=softmax_dense, fake=lambda q, k, v, *_: _shapes(q, v, 1)
+)

@@ -1,0 +1,140 @@
+"""The equivalent ways to compute a mechanism. A form says what it refuses, what it costs, and runs; nothing else knows.
+
+    base.py        what a form is
+    reference.py   dense, as the formula reads: the specification
+    parallel.py    all queries at once, O(T) memory, everything
+    chunked.py     linear time through a state of constant size
+    recurrent.py   one token after another
+
+``form="auto"`` takes the cheapest that does not refuse, by a stated estimate: operations in matrix products, plus 8 times the elementwise ones,
+plus a fixed cost for every small step. ``explain`` prints it all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..backends import BACKENDS, SOFTMAX_LSE, WEIGHTED_SUM
+from ..errors import MechanismError
+from ..problem import Dims, Setting
+from ..slots.kernels import Near
+from ..slots.mechanism import Mechanism
+from ..slots.presets import mechanism as resolve
+from ..state import KVState, readable_bytes, state_rows
+from .base import Cost, Form, constant_state, fits
+from .chunked import Chunked
+from .parallel import Parallel
+from .recurrent import Recurrent
+from .reference import Reference
+
+EXPORTED_ROWS = 2**13  # of a state: above, an exported program keeps to the parallel form
+FORMS: dict[str, Form] = {form.name: form for form in (Parallel(), Chunked(), Recurrent(), Reference())}
+
+
+def find_form(name: object, s: Setting, wants_state: bool) -> Form:
+    """The form of that name, if it can compute this; for ``auto`` the cheapest that can."""
+    if name == "auto":
+        return _cheapest(s, wants_state)
+    if not isinstance(name, str) or name not in FORMS:
+        raise MechanismError(f"form must be one of auto, {', '.join(FORMS)}, got {name!r}.")
+    reason = FORMS[name].refuses(s)
+    if reason is not None:
+        raise MechanismError(reason)
+    return FORMS[name]
+
+
+def _cheapest(s: Setting, wants_state: bool) -> Form:
+    constant = constant_state(s)
+    if constant is None or s.state is KVState:
+        return FORMS["parallel"]
+    if s.state is not None or wants_state:  # what will be continued should stay small
+        return FORMS["recurrent" if s.dims.keys <= 1 else "chunked"]
+    if torch.compiler.is_exporting():  # one program for every length: what is best at great length
+        kernel = s.mechanism.kernel
+        rows = state_rows(kernel.far if isinstance(kernel, Near) else kernel, kernel.width(s.dims.key_dim))
+        return FORMS["chunked" if rows <= EXPORTED_ROWS else "parallel"]
+    best, least = FORMS["parallel"], FORMS["parallel"].cost(s).estimate
+    for name in ("chunked", "recurrent"):  # min(..., key=...) says the same, but torch.compile cannot trace it
+        form = FORMS[name]
+        if form.refuses(s) is None and fits(s) and form.cost(s).estimate < least:
+            best, least = form, form.cost(s).estimate
+    return best
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What ``explain`` found; prints as a table."""
+
+    mechanism: Mechanism
+    sizes: tuple[int, int, int, int, int]
+    costs: tuple[Cost, ...]
+    refusals: dict[str, str]
+    choice: str  # what form="auto" takes
+    break_even: int | None
+
+    def __str__(self) -> str:
+        B, H, T, D, E = self.sizes
+        kernel = self.mechanism.kernel
+        head = f"{self.mechanism}   B={B} H={H} T={T} D={D} E={E}, causal, forward"
+        lines = [head, f"{'form':<10} {'matmul FLOPs':>13} {'elementwise':>12} {'working set':>12} {'state':>10}"]
+        for c in self.costs:
+            sizes = f"{readable_bytes(c.working_bytes):>12} {readable_bytes(c.state_bytes):>10}"
+            mark = "   <- auto" if c.form == self.choice else ""
+            lines.append(f"{c.form:<10} {c.matmul:>13.3g} {c.elementwise:>12.3g} {sizes}{mark}")
+        lines += [f"{name:<10} {reason}" for name, reason in self.refusals.items()]
+        if isinstance(kernel, Near) or kernel.finite:
+            far = kernel.far if isinstance(kernel, Near) else kernel
+            rows = state_rows(far, kernel.width(D))
+            lines.append(
+                f"chunked never overtakes parallel below T = {2**30:,} (state rows: {rows:,})"
+                if self.break_even is None
+                else f"chunked overtakes parallel from T = {self.break_even:,}; orders {far.orders}"
+            )
+        else:
+            lines.append("no recurrent state of constant size: the parallel form it is")
+        primitive = SOFTMAX_LSE if kernel.exponential else WEIGHTED_SUM
+        names = ", ".join(f"{x.name} ({x.backend})" for x in primitive)
+        lines.append(f"parallel tries in this order: {names}; backend= chooses among {', '.join(BACKENDS)}")
+        return "\n".join(lines)
+
+
+def explain(mechanism: str | Mechanism, B: int, H: int, T: int, D: int, E: int) -> Explanation:
+    """FLOPs, bytes and state per form, the length from which chunks win, what ``form="auto"`` takes, and what is refused and why.
+
+    >>> import softmax_rnn as sr
+    >>> print(sr.explain("taylor2", 1, 8, 16384, 16, 64))  # doctest: +SKIP
+    """
+    m = resolve(mechanism)
+    if not all(isinstance(n, int) and n >= 1 for n in (B, H, T, D, E)):
+        raise MechanismError(f"explain needs whole sizes >= 1, got B={B}, H={H}, T={T}, D={D}, E={E}.")
+    setting = Setting(m, Dims(B, H, H, T, T, D, E))
+    names = [name for name in FORMS if name != "reference"]
+    reasons = {name: FORMS[name].refuses(setting) or _too_large(name, setting) for name in names}
+    stepwise = constant_state(setting) is not None  # without such a state, step by step is the parallel form again and again
+    shown = [n for n in names if FORMS[n].refuses(setting) is None and (stepwise or n != "recurrent")]
+    costs = tuple(FORMS[name].cost(setting) for name in shown)
+    refusals = {name: reason for name, reason in reasons.items() if reason is not None}
+    return Explanation(m, (B, H, T, D, E), costs, refusals, _cheapest(setting, False).name, _break_even(setting))
+
+
+def _too_large(name: str, s: Setting) -> str | None:
+    return None if name == "parallel" or constant_state(s) is None or fits(s) else "too large a state for auto"
+
+
+def _break_even(s: Setting) -> int | None:
+    if constant_state(s) is None:
+        return None
+
+    def wins(T: int) -> bool:
+        at = replace(s, dims=s.dims._replace(queries=T, keys=T))
+        return FORMS["chunked"].cost(at).estimate < FORMS["parallel"].cost(at).estimate
+
+    low, high = 1, 2**30
+    if not wins(high):
+        return None
+    while low < high:  # past the first chunk the advantage only grows with T
+        middle = (low + high) // 2
+        low, high = (low, middle) if wins(middle) else (middle + 1, high)
+    return low

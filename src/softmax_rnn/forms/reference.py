@@ -1,0 +1,116 @@
+"""The reference form: dense attention, as the formula reads, in any dtype. It is the specification that every other form is held to.
+
+    A_t = sum_s D_ts w(x_ts) u_s      Z_t = sum_s D_ts w(x_ts)      over the keys s that query t sees
+
+For exp without a clamp the pair is O = A / Z and lse = log Z. Under the delta rule u_s = beta'_s (v_s - what is read at k_s before), one token
+after another. It keeps the T x T weights and is meant for reading and testing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..backends import grouped
+from ..backends.dense import softmax_dense, weight, weighted_dense
+from ..context import Context
+from ..problem import Problem, Setting, Sums
+from ..slots.kernels import Kernel, Near
+from ..state import KVState, State
+from .base import Cost, Form, count_keys
+
+
+class Reference(Form):
+    """Dense."""
+
+    name = "reference"
+    state = KVState
+
+    def cost(self, s: Setting) -> Cost:
+        """All pairs, all in memory."""
+        d = s.dims
+        pairs = d.batch * d.heads * d.queries * d.keys
+        passes = 3 if s.mechanism.kernel.coefficients is None else max(1, len(s.mechanism.kernel.coefficients))
+        return Cost(self.name, 2 * pairs * (d.key_dim + d.value_dim), pairs * passes, 0, 0, pairs * 4 * 2)
+
+    def run(self, p: Problem) -> tuple[Sums, Tensor, State]:
+        """Over all keys so far."""
+        past = p.state
+        assert past is None or isinstance(past, KVState)
+        kv, context = p.with_past(past)
+        k, v = kv.key.to(p.q.dtype), kv.value
+        if p.beta is not None:
+            v = delta_dense(k, v, p.beta, context, p.mechanism.kernel, p.scale)
+            kv = replace(kv, value=v)
+        sums = dense_sums(p.q, k, v, context, p.mechanism.kernel, p.scale)
+        return sums, count_keys(p, context), kv if context.window is None else kv.newest(context.window)
+
+
+def dense_sums(q: Tensor, k: Tensor, v: Tensor, context: Context, kernel: Kernel, scale: float) -> Sums:
+    """q (B, H, Tq, D) mapped, k (B, Hkv, Tk, D) mapped, v (B, Hkv, Tk, E)."""
+    B, H, Tq, _ = q.shape
+    if context.keys == 0:
+        zero = (q.sum(-1, keepdim=True) + k.sum() + v.sum()) * 0
+        return Sums(zero.expand(B, H, Tq, v.shape[-1]), zero, zero)
+    if isinstance(kernel, Near):
+        window = replace(context, window=kernel.window)
+        near = dense_sums(q, k, v, window, kernel.near, scale)
+        far = dense_sums(q, k, v, replace(context, skip=kernel.window), kernel.far, scale)
+        return near_and_far(near, far, window.count() > 0)
+    arguments = grouped(q, k, v, context, scale, q.dtype)
+    if kernel.exponential:
+        out, lse = softmax_dense(*arguments, getattr(kernel, "softcap", None))
+        return Sums(out.reshape(B, H, Tq, v.shape[-1]), None, lse.reshape(B, H, Tq, 1))
+    out, total = weighted_dense(*arguments, kernel.coefficients or (), kernel.limit, True)
+    return Sums(out.reshape(B, H, Tq, v.shape[-1]), total.reshape(B, H, Tq, 1), None)
+
+
+def near_and_far(near: Sums, far: Sums, some: Tensor | None) -> Sums:
+    """Weights add up: exp(lse) O + A over exp(lse) + Z, as an output and a log-sum-exp again. ``some``: does the query see a key near by?"""
+    assert near.lse is not None
+    assert far.total is not None
+    wide = torch.promote_types(near.lse.dtype, far.total.dtype)
+    lse, total = near.lse.to(wide), far.total.to(wide)
+    top = lse.detach().clamp(min=0.0)  # nothing on the way overflows
+    a, b = (lse - top).exp(), (-top).exp()
+    a = a if some is None else a * some
+    z = a + total * b
+    z = z if some is None else torch.where(z > 0, z, torch.ones_like(z))
+    return Sums((near.numerator.to(wide) * a + far.numerator.to(wide) * b) / z, None, top + z.log())
+
+
+def delta_dense(k: Tensor, v: Tensor, beta: Tensor, context: Context, kernel: Kernel, scale: float) -> Tensor:
+    """What the delta rule writes: u_s = beta_s / kappa_ss (v_s - sum_{r<s} D_sr kappa_sr u_r), kappa_sr = w(scale k_s . k_r).
+
+    k, v (B, Hkv, T, ...); the last tokens of v, as many as beta has, are new, those before hold u already. For exp the result is
+    kappa_ss u_s, and reads divide by kappa_ss in the exponent, which cannot overflow.
+    """
+    T, new = k.shape[2], beta.shape[2]
+    mask = replace(context, queries=T, causal=True, clock=None, channels=None, reads_last=False).mask()
+    mask = mask & torch.ones(T, T, dtype=torch.bool, device=k.device).tril(-1)
+    wide = torch.promote_types(k.dtype, torch.float32)
+    if context.channels is None:
+        x = (k.to(wide) * scale) @ k.to(wide).mT
+    else:
+        a = context.channels
+        fall = (a[:, :, :, None] - a[:, :, None]).masked_fill(~mask[..., None], -torch.inf).exp().to(wide)
+        x = torch.einsum("bhtd,bhsd,bhtsd->bhts", k.to(wide) * scale, k.to(wide), fall)
+    own = (k.to(wide) * scale * k.to(wide)).sum(-1)
+    log_decay = torch.zeros_like(x) if context.clock is None else (context.clock[..., None] - context.clock[:, :, None]).to(wide)
+    log_decay = log_decay.masked_fill(~mask, -torch.inf)
+    b = beta.to(wide)
+    if kernel.exponential:
+        strength = (x - own[:, :, None] + log_decay).masked_fill(~mask, -torch.inf).exp()
+    else:
+        kappa = weight(own, kernel.coefficients or (), kernel.limit)[:, :, T - new :]
+        b = torch.where(kappa != 0, b / torch.where(kappa != 0, kappa, torch.ones_like(kappa)), torch.zeros_like(b))
+        strength = weight(x, kernel.coefficients or (), kernel.limit).masked_fill(~mask, 0.0) * log_decay.exp()
+    written = list(v.to(wide).unbind(2))
+    for i in range(new):
+        s = T - new + i
+        old = torch.stack(written[:s], 2) if s else v.to(wide)[:, :, :0]
+        read = (strength[:, :, s, :s, None] * old).sum(2)
+        written[s] = b[:, :, i, None] * (written[s] - read)
+    return torch.stack(written, 2).to(v.dtype) if written else v

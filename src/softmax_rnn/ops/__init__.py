@@ -1,1 +1,0 @@
-"""Attention in its equivalent forms. ``reference`` is the specification; the other forms are compared with it."""
