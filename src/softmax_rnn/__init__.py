@@ -67,8 +67,8 @@ if TYPE_CHECKING:
     from .slots.presets import mechanism as mechanism
     from .slots.presets import mechanisms as mechanisms
     from .slots.presets import register as register
-    from .state import KVState as KVState
     from .state import KroneckerState as KroneckerState
+    from .state import KVState as KVState
     from .state import NearState as NearState
     from .state import State as State
 

@@ -5,7 +5,7 @@ q, k, v -> centre, mask, gates, feature map -> a form: numerator and denominator
 ``sdpa`` has the signature of torch's ``scaled_dot_product_attention``; ``taylor_terms`` gives the numerator of each order by itself.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, overload
 
 import torch
@@ -17,8 +17,18 @@ from .errors import MechanismError
 from .forms import find_form
 from .forms.parallel import needs_lse
 from .problem import (
-    Problem, Setting, Sums, check_center, check_inputs, check_masks, check_options, check_qkv, check_state, check_tensor, prepare,
+    Setting,
+    Sums,
+    check_center,
+    check_inputs,
+    check_masks,
+    check_options,
+    check_qkv,
+    check_state,
+    check_tensor,
+    prepare,
 )  # fmt: skip
+from .slots.base import Slot
 from .slots.denominators import Unnormalised
 from .slots.kernels import Power
 from .slots.mechanism import Mechanism
@@ -34,7 +44,7 @@ def attention(
 def attention(
     q: Tensor, k: Tensor, v: Tensor, mechanism: str | Mechanism = "softmax", *, return_state: Literal[True], **options: Any
 ) -> tuple[Tensor, State]: ...  # fmt: skip
-@checked  # type: ignore[misc]  # the options are the keywords of this signature
+@checked
 def attention(
     q: Float[Tensor, "b h tq d"],
     k: Float[Tensor, "b hkv tk d"],
@@ -71,8 +81,8 @@ def attention(
         state, return_state: streaming; any way to cut a sequence gives the same as the whole. With a state, fewer queries than
             keys are the last of the tokens, and queries without new keys each read all that is remembered.
         chunk_size: of the chunked form.
-        tensors: what the mechanism's slots want (``Mechanism.inputs``), by name: ``input_gate`` (b, hkv, tk) and ``output_gate`` (b, h, tq), in
-            [0, 1] (per channel: b, h, tq, e); ``norm_weight`` and ``norm_bias`` (e,); ``length_exponent`` (h,), c in t ** sigmoid(c);
+        tensors: what the mechanism's slots want (``Mechanism.inputs``), by name: ``input_gate`` (b, hkv, tk) and ``output_gate``
+            (b, h, tq, e), in [0, 1]; ``norm_weight`` and ``norm_bias`` (e,); ``length_exponent`` (h,), c in t ** sigmoid(c);
             ``log_decay`` <= 0, (hkv,), (b, hkv, tk) or (b, hkv, tk, d); ``beta`` (b, hkv, tk) in [0, 2]; ``sink`` (h,); ...
 
     >>> import torch, softmax_rnn as sr
@@ -96,36 +106,47 @@ def attention(
             center=center, state=state, backend=backend, chunk_size=chunk_size,
         )  # fmt: skip
         sums, count, new_state = chosen.run(problem)
-        out = finish(problem, sums, count, q.dtype)
+        out = finish(m, sums, count, q.dtype, problem.tensors, problem.may_be_empty)
     return (out, new_state) if return_state else out
 
 
-def finish(p: Problem, sums: Sums, count: Tensor, dtype: torch.dtype) -> Tensor:
+def finish(
+    m: Mechanism,
+    sums: Sums,
+    count: Tensor,
+    dtype: torch.dtype,
+    tensors: Mapping[str, Tensor],
+    may_be_empty: bool = False,
+) -> Tensor:
     """O_t = post_gate_t * Norm( pre_gate_t * A_t / Z_t ); rows that see no key become 0.
 
     For exp the numerator is softmax output times exp(lse). Under a vector norm that positive factor, and any denominator, cancels; it is
     then left out, so the norm's epsilon is relative to the softmax output (docs/adr/0003).
     """
-    m, x = p.mechanism, sums.numerator
+    x = sums.numerator
     wide = torch.promote_types(x.dtype, torch.float32)
-    gate = p.tensors.get("output_gate")
+    gate = tensors.get("output_gate")
     gate = None if gate is None else gate.to(wide) if gate.ndim == 4 else gate.to(wide)[..., None]
-    own = p.own(m.denominator.inputs)
-    if sums.lse is None or not m.kernel.exponential:
-        if not m.kernel.exponential:
-            x = m.denominator.divide(x, sums.total, count, **own)
-    elif needs_lse(m):
+    own = _own(m.denominator, tensors)
+    if sums.lse is None and not m.kernel.exponential:
+        x = m.denominator.divide(x, sums.total, count, **own)
+    elif sums.lse is not None and needs_lse(m):
         factor = m.denominator.factor(sums.lse, count, **own)
         x = x if factor is None else x.to(wide) * factor
     if gate is not None and m.output_gate == "before_norm":
         x = x.to(wide) * gate
     if m.norm_value is not None:
-        x = m.norm_value.apply(x.to(wide), **{n: t.to(wide) for n, t in p.own(m.norm_value.inputs).items()})
+        x = m.norm_value.apply(x.to(wide), **{n: t.to(wide) for n, t in _own(m.norm_value, tensors).items()})
     if gate is not None and m.output_gate == "after_norm":
         x = x * gate
-    if p.may_be_empty:
+    if may_be_empty:
         x = torch.where(count > 0, x, torch.zeros_like(x))
     return x.to(dtype)
+
+
+def _own(slot: Slot, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of the given tensors those that a slot declared."""
+    return {x.name: tensors[x.name] for x in slot.inputs if x.name in tensors}
 
 
 @checked
@@ -142,8 +163,9 @@ def taylor_terms(
     center: Tensor | None = None,
     form: str = "auto",
 ) -> Float[Tensor, "n b h tq e"]:
-    """The summands of section 3.1, A_t^n = 1/n! sum_s x_ts^n v_s, stacked in front; an int N stands for 0 .. N. Their sum is the numerator of
-    ``Taylor(N)``.
+    """The summands of section 3.1, A_t^n = 1/n! sum_s x_ts^n v_s, stacked in front; an int N stands for 0 .. N.
+
+    Their sum is the numerator of ``Taylor(N)``.
 
     >>> import torch, softmax_rnn as sr
     >>> q, k, v = torch.randn(3, 1, 2, 5, 4).unbind()

@@ -98,7 +98,7 @@ class Context:
         return mask[:, None]
 
     def query_times(self, clock: Tensor) -> Tensor:
-        """The clock (B, Hkv, keys, ...) as the queries see it: that of the last tokens, or the end for queries without keys of their own."""
+        """The clock (B, Hkv, keys, ...) as the queries see it: that of the last tokens, or for queries without keys the end."""
         if self.causal:
             return clock[:, :, self.keys - self.queries :]
         return clock[:, :, -1:].expand(-1, -1, self.queries, *clock.shape[3:])

@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
 
 
 def _mechanisms() -> list[str]:
-    from .presets import AUTHORS, FAMILIES, mechanisms
+    from .slots.presets import AUTHORS, FAMILIES, mechanisms
 
     names: dict[str, list[str]] = {}
     for theirs, ours in AUTHORS.items():

@@ -1,8 +1,8 @@
 """One call of ``attention``: everything a user can get wrong is checked here, and its inputs are made ready for the forms.
 
-    check     each wrong thing is one sentence, before anything is computed
-    prepare   mask, centre, gate, feature map, documents, clock of the decay
-    sums      what a form gives back: numerator and denominator
+check     each wrong thing is one sentence, before anything is computed
+prepare   mask, centre, gate, feature map, documents, clock of the decay
+sums      what a form gives back: numerator and denominator
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """Inputs ready for a form: keys centred and mapped, values gated; both 0 where padded, where nothing decays or is overwritten either."""
+    """Inputs ready for a form: keys centred and mapped, values gated; both 0 where padded, where nothing decays either."""
 
     setting: Setting
     q: Tensor
@@ -107,10 +107,6 @@ class Problem:
         past = self.state.near if isinstance(self.state, NearState) else self.state
         padded = isinstance(past, KVState) and past.keep is not None
         return self.keep is not None or self.k.shape[2] == 0 or padded
-
-    def own(self, slot_inputs: tuple[Input, ...]) -> dict[str, Tensor]:
-        """Of the given tensors those that a slot declared."""
-        return {x.name: self.tensors[x.name] for x in slot_inputs if x.name in self.tensors}
 
     def with_past(self, past: KVState | None) -> tuple[KVState, Context]:
         """All keys and values so far, and who sees them."""
@@ -180,20 +176,37 @@ def prepare(
         k = (k.to(wide) - center.to(wide)[:, None]).to(k.dtype)
     if "input_gate" in tensors:
         v = v * tensors["input_gate"].to(v.dtype)[..., None]
-    if not reference and (not m.kernel.exponential or m.decay == "channel"):  # feature maps and polynomials in full precision
+    given = q.dtype
+    if not m.kernel.exponential or m.decay == "channel":  # feature maps and polynomials in full precision
         q, k = q.to(wide), k.to(wide)
     before = 0 if state is None else state.tokens
     positions = torch.arange(k.shape[2], device=k.device) + before
-    own = positions[k.shape[2] - q.shape[2] :] if setting.causal and k.shape[2] else torch.arange(q.shape[2], device=q.device) + before
+    own = (
+        positions[k.shape[2] - q.shape[2] :]
+        if setting.causal and k.shape[2]
+        else torch.arange(q.shape[2], device=q.device) + before
+    )
     q, k = m.kernel.map_vectors(q, own), m.kernel.map_vectors(k, positions)
     if "log_temperature" in tensors:
         q = q * tensors["log_temperature"].to(q.dtype).exp()[:, None, None]
+    if reference:  # which computes in the dtype it is given
+        q, k = q.to(given), k.to(given)
     documents, segment = _documents(segments, state, k)
     clock, channels = _clocks(m, tensors.get("log_decay"), k, keep)
     return Problem(
         setting, q, k, v, scale, keep, documents, clock, channels, tensors.get("beta"), segment, center, state, tensors,
         backend, chunk_size,
     )  # fmt: skip
+
+
+def as_state(m: Mechanism, k: Tensor, v: Tensor, keep: Tensor | None = None, center: Tensor | None = None) -> KVState:
+    """Keys and values (B, Hkv, T, ...) that somebody else has kept, as ``attention`` would remember them."""
+    dims = Dims(len(k), k.shape[1], k.shape[1], 0, k.shape[2], k.shape[3], v.shape[3])
+    p = prepare(
+        Setting(m, dims), k[:, :, :0], k, v, {}, scale=None, reference=False, keep=keep, segments=None, center=center,
+        state=None, backend="auto", chunk_size=None,
+    )  # fmt: skip
+    return p.with_past(None)[0]
 
 
 def _blank(x: Tensor, m: Mechanism, name: str, keep: Tensor) -> Tensor:
@@ -294,7 +307,11 @@ def _check_range(declared: Input, value: Tensor) -> None:
     low, high = torch.aminmax(value.detach())
     if bool(low < declared.low) or bool(high > declared.high):
         bad = low if bool(low < declared.low) else high
-        limits = f"at most {declared.high:g}" if declared.low == -float("inf") else f"from {declared.low:g} to {declared.high:g}"
+        limits = (
+            f"at most {declared.high:g}"
+            if declared.low == -float("inf")
+            else f"from {declared.low:g} to {declared.high:g}"
+        )
         raise MechanismError(f"{declared.name} must be {limits}, got {bad.item():g}.")
 
 
@@ -321,7 +338,9 @@ def check_center(m: Mechanism, dims: Dims, center: Tensor | None) -> None:
     if center is None:
         return
     if not m.kernel.shiftable or m.decay == "channel" or m.update == "delta":
-        raise MechanismError(f"center= is for exp and its Taylor series, without channel decay and delta; '{m}' would become something else.")
+        raise MechanismError(
+            f"center= is for exp and its Taylor series, without channel decay and delta; '{m}' would become something else."
+        )
     if not m.cancels_scale:
         raise MechanismError(f"center= changes the result of '{m}': only a plain Sum() or a vector norm cancels it.")
     if not isinstance(center, Tensor) or tuple(center.shape) != (dims.kv_heads, dims.key_dim):
@@ -341,7 +360,12 @@ def check_options(
     if backend not in BACKENDS:
         raise MechanismError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}.")
     if not causal:
-        what = {"window=": window, "decay": m.decay, "the delta rule": m.update == "delta", "Near": isinstance(m.kernel, Near)}
+        what = {
+            "window=": window,
+            "decay": m.decay,
+            "the delta rule": m.update == "delta",
+            "Near": isinstance(m.kernel, Near),
+        }
         wrong = [name for name, there in what.items() if there]
         if wrong:
             raise MechanismError(f"{wrong[0]} looks back in time, so it needs causal=True.")
@@ -358,9 +382,7 @@ def check_options(
         )
 
 
-def check_state(
-    setting: Setting, q: Tensor, state: State | None, wanted: bool, center: Tensor | None
-) -> None:
+def check_state(setting: Setting, q: Tensor, state: State | None, wanted: bool, center: Tensor | None) -> None:
     """The state belongs to this mechanism, these shapes, this dtype and this device; causal lengths fit."""
     m, dims = setting.mechanism, setting.dims
     if (state is not None or wanted) and not setting.causal:
@@ -372,7 +394,9 @@ def check_state(
                 "for cross-attention say causal=False."
             )
         if 0 < dims.keys < dims.queries:
-            raise MechanismError(f"With a state, {dims.queries} queries need as many new keys or none, got {dims.keys}.")
+            raise MechanismError(
+                f"With a state, {dims.queries} queries need as many new keys or none, got {dims.keys}."
+            )
     if state is None:
         return
     if not isinstance(state, State):
@@ -396,7 +420,9 @@ def _check_memory(m: Mechanism, dims: Dims, q: Tensor, state: State) -> None:
         memory, dtype, sizes = state.moments, state.moments.dtype, (*_ends(state.moments), state.head_dim)
         expected, columns = torch.promote_types(q.dtype, torch.float32), dims.value_dim + int(m.denominator.needs_sum)
     if dtype != expected:
-        raise MechanismError(f"The state holds {dtype} numbers, inputs of {q.dtype} need {expected}: stay with one dtype.")
+        raise MechanismError(
+            f"The state holds {dtype} numbers, inputs of {q.dtype} need {expected}: stay with one dtype."
+        )
     if memory.device != q.device:
         raise MechanismError(f"The state is on {memory.device}, q on {q.device}: use state.to(device).")
     if sizes != (dims.batch, dims.kv_heads, columns, key_dim):

@@ -1,6 +1,6 @@
 """What attention remembers of the past: an argument and a result, never hidden on an object.
 
-    KVState         all keys and values, or with a window the newest; grows with the context. Any kernel (the parallel form), and exp always.
+    KVState         all keys and values, or with a window the newest; grows with the context. Any kernel (in the parallel form).
     KroneckerState  H^n = sum_s D k_s^{(x)n} u_s^T for each order n (sec. 3.1), in symmetric form; constant size. Finite kernels.
     NearState       a ring of the newest keys and values, and the Kronecker state of those that have left it; constant size. ``Near``.
 
@@ -54,7 +54,10 @@ def check_state_size(
     top, single = max(kernel.orders), len(kernel.orders) == 1
 
     def fits(d: int, order: int) -> bool:
-        return size(symmetric_dim(d, order) if single else sum(symmetric_dim(d, n) for n in range(order + 1))) <= STATE_LIMIT
+        return (
+            size(symmetric_dim(d, order) if single else sum(symmetric_dim(d, n) for n in range(order + 1)))
+            <= STATE_LIMIT
+        )
 
     order = max((n for n in range(top) if fits(d, n)), default=None)
     head = max((h for h in range(1, d) if fits(h, top)), default=None)
@@ -102,7 +105,8 @@ class State:
 
     def _map(self: S, change: Callable[[Tensor], Tensor]) -> S:
         changed: dict[str, Any] = {name: change(tensor) for name, tensor in self._tensors().items()}
-        return replace(self, **changed, **{name: part._map(change) for name, part in self._parts().items()})
+        changed |= {name: part._map(change) for name, part in self._parts().items()}
+        return replace(self, **changed)
 
     @property
     def nbytes(self) -> int:

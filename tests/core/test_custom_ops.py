@@ -3,13 +3,8 @@
 import pytest
 import torch
 
-from softmax_rnn.features import _symmetric_powers
-from softmax_rnn.norms import _l2
-from softmax_rnn.ops.chunked import _chunked
-from softmax_rnn.ops.flash import _flash
-from softmax_rnn.ops.kronecker import _read, _write
-from softmax_rnn.ops.tiled import _tiled
-from softmax_rnn.pointwise import _divide, _elu_plus_one
+from softmax_rnn.backends import flash, moments, powers, scan, tiles
+from softmax_rnn.slots import denominators, feature_maps, norms
 
 B, H, T, D = 2, 2, 9, 4
 
@@ -25,32 +20,93 @@ def heads_last(*shape):
 
 LO, HI = torch.zeros(B, T, dtype=torch.long), torch.arange(1, T + 1)[None].expand(B, T).contiguous()
 KEEP = torch.arange(T)[None] >= torch.tensor([[0], [2]])
-RUNS = torch.arange(T)[None].expand(B, T).contiguous() // 4
+CLOCK = torch.linspace(0, -3, T, dtype=torch.float64)[None].expand(B, T).contiguous()
+CHANNELS = (CLOCK[..., None] * torch.linspace(0.1, 1, D, dtype=torch.float64)).contiguous()
 SERIES = [1.0, 1.0, 0.5]
+NO_CLOCK = (None,) * 4
+
+
+def clocks():
+    return tuple(c.clone().requires_grad_() for c in (CLOCK, CLOCK, CHANNELS, CHANNELS))
+
+
+def sequences():
+    values = (torch.randn(B, T, 3) * KEEP[..., None]).requires_grad_()  # 0 where padded, as the forms hand them over
+    return x(B, H, T, D), x(B, T, D), values
+
 
 CASES = {
-    "flash": (_flash, lambda: (x(B, H, T, D), x(B, 1, T, D), x(B, 1, T, D), None, None, None, True, 0.5)),
-    "flash, heads last": (_flash, lambda: (*(heads_last(B, H, T, D) for _ in range(3)), KEEP, None, None, True, 0.5)),
-    "flash, tiles": (_flash, lambda: (x(B, H, T, D), x(B, H, T, D), x(B, H, T, D), KEEP, LO, HI, True, 0.5)),
-    "tiled": (_tiled, lambda: (x(B, H, T, D), x(B, T, D), x(B, T, 3), None, None, True, SERIES, None)),
-    "tiled, bounds": (_tiled, lambda: (x(B, H, T, D), x(B, T, D), x(B, T, 3), LO, HI, True, [], 5.0)),
-    "chunked": (
-        _chunked,
-        lambda: (x(B, H, 8, D), x(B, 8, D), x(B, 8, 3), x(B, 15, 3), RUNS[:, :8].contiguous(), SERIES, 4),
+    "flash": (flash._operator, lambda: (x(B, H, T, D), x(B, 1, T, D), x(B, 1, T, D), None, None, None, True, 0.5)),
+    "flash, heads last": (
+        flash._operator,
+        lambda: (*(heads_last(B, H, T, D) for _ in range(3)), KEEP, None, None, True, 0.5),
     ),
-    "write": (_write, lambda: (x(B, T, D), x(B, T, 3), SERIES)),
-    "read": (_read, lambda: (x(B, T, D), x(B, 15, 3), SERIES)),
-    "l2": (_l2, lambda: (x(B, H, T, D),)),
-    "l2, heads last": (_l2, lambda: (heads_last(B, H, T, D),)),
-    "elu + 1": (_elu_plus_one, lambda: (x(B, H, T, D),)),
-    "elu + 1, heads last": (_elu_plus_one, lambda: (heads_last(B, H, T, D),)),
-    "divide": (_divide, lambda: (x(B, H, T, D), (x(B, H, T, 1).detach() + 5).requires_grad_())),
-    "symmetric powers": (_symmetric_powers, lambda: (x(T, D), [0, 1, 3])),
+    "flash, tiles": (flash._operator, lambda: (*(x(B, H, T, D) for _ in range(3)), KEEP, LO, HI, True, 0.5)),
+    "weighted": (
+        tiles.weighted_tiles,
+        lambda: (*sequences(), *NO_CLOCK, None, None, None, True, SERIES, None, True),
+    ),
+    "weighted, everything": (
+        tiles.weighted_tiles,
+        lambda: (*sequences(), *clocks(), LO, HI, KEEP, True, [], 5.0, True),
+    ),
+    "softmax": (tiles.softmax_tiles, lambda: (*sequences(), *NO_CLOCK, None, None, None, True, None)),
+    "softmax, everything": (tiles.softmax_tiles, lambda: (*sequences(), *clocks(), LO, HI, KEEP, True, 5.0)),
+    "scan": (scan._operator, lambda: (*sequences(), x(B, 15, 3), *NO_CLOCK, SERIES, 3)),
+    "scan, everything": (scan._operator, lambda: (*sequences(), x(B, 15, 3), *clocks(), SERIES, 3)),
+    "write": (moments._write_operator, lambda: (x(B, T, D), x(B, T, 3), SERIES)),
+    "read": (moments._read_operator, lambda: (x(B, T, D), x(B, 15, 3), SERIES)),
+    "l2": (norms._l2_operator, lambda: (x(B, H, T, D),)),
+    "l2, heads last": (norms._l2_operator, lambda: (heads_last(B, H, T, D),)),
+    "elu + 1": (feature_maps.elu_plus_one, lambda: (x(B, H, T, D),)),
+    "elu + 1, heads last": (feature_maps.elu_plus_one, lambda: (heads_last(B, H, T, D),)),
+    "divide": (denominators.divide, lambda: (x(B, H, T, D), (x(B, H, T, 1).detach() + 5).requires_grad_())),
+    "symmetric powers": (powers._operator, lambda: (x(T, D), [0, 1, 3])),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_opcheck(case):
-    op, arguments = CASES[case]
-    torch.library.opcheck(op, arguments())
+    operator, arguments = CASES[case]
+    torch.library.opcheck(operator.run, tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in arguments()))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_operator_equals_its_plain_version(case):
+    operator, arguments = CASES[case]
+    args = [
+        a.double().detach().requires_grad_(a.requires_grad)
+        if isinstance(a, torch.Tensor) and a.is_floating_point()
+        else a
+        for a in arguments()
+    ]
+    leaves = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
+    results = []
+    for function in (operator, operator.plain):
+        out = function(*args)
+        out = out if isinstance(out, tuple) else (out,)
+        weigh = [torch.linspace(1, 2, o.numel(), dtype=o.dtype).reshape(o.shape) for o in out]
+        total = sum((o * w).sum() for o, w in zip(out, weigh, strict=True) if o.requires_grad)
+        results.append((*out, *torch.autograd.grad(total, leaves)))
+    for have, want in zip(*results, strict=True):
+        if have.shape == (B, T, 3):  # what lies under the padding gets a gradient that its mask, outside, makes 0
+            have, want = have * KEEP[..., None], want * KEEP[..., None]
+        torch.testing.assert_close(have, want, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_operator_under_compile(case):
+    torch._dynamo.reset()
+    operator, arguments = CASES[case]
+    args = arguments()
+
+    def total(*args):
+        out = operator(*args)
+        return sum(o.double().sum() for o in (out if isinstance(out, tuple) else (out,))[: 1 if "l2" in case else 2])
+
+    leaves = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
+    want = torch.autograd.grad(total(*args), leaves)
+    have = torch.autograd.grad(torch.compile(total, fullgraph=True, backend="aot_eager")(*args), leaves)
+    for a, b in zip(have, want, strict=True):
+        torch.testing.assert_close(a, b)

@@ -11,11 +11,11 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import softmax_rnn as sr
+from softmax_rnn.context import Context
 from softmax_rnn.microscope import probe
 from softmax_rnn.microscope.heads import QUANTILES, head_statistics
 from softmax_rnn.microscope.inspection import inspect
 from softmax_rnn.microscope.probe import Call, truncated
-from softmax_rnn.ops.visibility import Visibility
 
 
 def llama_layers(model: Any, ids: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -117,7 +117,7 @@ def call(
     q = torch.randn(1, heads, t, 8, dtype=torch.float64) * 2
     k, v = torch.randn(2, 1, kv_heads, t, 8, dtype=torch.float64).unbind()
     m = sr.mechanism(mechanism)
-    see = Visibility(t, t, causal, torch.device("cpu"))
+    see = Context(t, t, causal, torch.device("cpu"))
     return Call(0, q, k, v, m, m.kernel.scale(8), see, options)
 
 
@@ -157,7 +157,7 @@ def test_a_high_order_is_softmax() -> None:
 def test_packed_documents_do_not_see_one_another() -> None:
     c = call(20)
     segments = torch.tensor([[0] * 9 + [1] * 11])
-    see = Visibility(20, 20, True, torch.device("cpu"), None, segments)
+    see = Context(20, 20, True, torch.device("cpu"), None, segments)
     packed = truncated(Call(0, c.q, c.k, c.v, c.mechanism, c.scale, see, {}), 4)
     want = sr.attention(c.q, c.k, c.v, "taylor4", segment_ids=segments)
     torch.testing.assert_close(packed, want, rtol=1e-9, atol=1e-9)

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from ..context import Context
 from ..errors import MechanismError
-from .flash import flash
-from .flex import flex
+from .flash import flash_lse
+from .flex import flex_lse
 from .operators import transformed
 from .tiles import softmax_tiles, weighted_tiles
 
@@ -83,7 +83,9 @@ def choose(implementations: Sequence[Implementation[Call]], call: Call, backend:
         if reason is None:
             return implementation
         reasons.append(f"{implementation.name}: {reason}")
-    raise MechanismError(f"backend='{backend}' cannot compute this ({'; '.join(reasons) or 'it has no such primitive'}): use backend='auto'.")
+    raise MechanismError(
+        f"backend='{backend}' cannot compute this ({'; '.join(reasons) or 'it has no such primitive'}): use backend='auto'."
+    )
 
 
 def softmax_lse(call: SoftmaxCall, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
@@ -97,9 +99,7 @@ def weighted_sum(call: WeightedCall, backend: str = "auto") -> tuple[Tensor, Ten
 
 
 def _is_causal(context: Context) -> bool:
-    if context.causal and context.queries > 1:  # an expression would be a symbol under torch.compile
-        return True
-    return False
+    return True if context.causal and context.queries > 1 else False  # noqa: SIM210  # an expression would be a symbol under torch.compile
 
 
 def _sdpa_refuses(call: SoftmaxCall) -> str | None:
@@ -141,7 +141,7 @@ def _flash(call: SoftmaxCall) -> tuple[Tensor, Tensor]:
     q, scale = _positive_scale(q, call.scale)
     if d != e:  # the kernel wants equal widths; zero channels change neither the scores nor the other channels
         q, k, v = (F.pad(x, (0, max(d, e) - x.shape[-1])) for x in (q, k, v))
-    out, lse = flash(q, k, v, c.keep, None if c.plain else c.bounds(), _is_causal(c), scale)
+    out, lse = flash_lse(q, k, v, c.keep, None if c.plain else c.bounds(), _is_causal(c), scale)
     return out[..., :e], lse[..., None]
 
 
@@ -155,7 +155,7 @@ def _flex_refuses(call: SoftmaxCall) -> str | None:
 
 def _flex(call: SoftmaxCall) -> tuple[Tensor, Tensor]:
     q, scale = _positive_scale(call.q, call.scale)
-    return flex(q, call.k, call.v, call.context, scale, None)
+    return flex_lse(q, call.k, call.v, call.context, scale, None)
 
 
 def _flex_weighted_refuses(call: WeightedCall) -> str | None:
@@ -168,7 +168,7 @@ def _flex_weighted_refuses(call: WeightedCall) -> str | None:
 
 def _flex_weighted(call: WeightedCall) -> tuple[Tensor, Tensor | None]:
     q, scale = _positive_scale(call.q, call.scale)
-    out, lse = flex(q, call.k, call.v, call.context, scale, call.limit)
+    out, lse = flex_lse(q, call.k, call.v, call.context, scale, call.limit)
     total = lse.exp()
     return out * total, total
 

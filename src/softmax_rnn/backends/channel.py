@@ -26,7 +26,9 @@ def _past(q: Tensor, k: Tensor, aq: Tensor, ak: Tensor, end: Tensor) -> tuple[Te
 
 def _narrow(aq: Tensor, ak: Tensor) -> bool:
     """Is the fall inside the block small enough for one product?"""
-    return aq.numel() == 0 or bool((ak[:, :1] - torch.minimum(aq.amin(1, keepdim=True), ak.amin(1, keepdim=True))).max() < RANGE)
+    return aq.numel() == 0 or bool(
+        (ak[:, :1] - torch.minimum(aq.amin(1, keepdim=True), ak.amin(1, keepdim=True))).max() < RANGE
+    )
 
 
 def _pairs(aq: Tensor, ak: Tensor, dtype: torch.dtype) -> Tensor:
@@ -37,7 +39,7 @@ def _pairs(aq: Tensor, ak: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def inside(q: Tensor, k: Tensor, aq: Tensor, ak: Tensor) -> Tensor:
-    """Scores of a block with itself: q (M, G, C, d), k (M, C, d), clocks (M, C, d) -> (M, G, C, C); right where s <= t, finite elsewhere."""
+    """Scores of a block with itself: q (M, G, C, d), k (M, C, d), clocks (M, C, d) -> (M, G, C, C); right where s <= t."""
     M, G, C, _ = q.shape
     if _narrow(aq, ak):
         left, right, *_ = _past(q, k, aq, ak, ak[:, :1])

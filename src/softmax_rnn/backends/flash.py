@@ -13,6 +13,7 @@ The aten operators are private to torch: they are called nowhere else, and tests
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -106,9 +107,11 @@ def _flash_plain(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     B, H, Tq, D = q.shape
     Hkv = k.shape[1]
-    rows = [None if x is None else x.expand(B, -1).repeat_interleave(Hkv, 0) for x in (lo, hi, keep)]
+    rows: list[Any] = [None if x is None else x.expand(B, -1).repeat_interleave(Hkv, 0) for x in (lo, hi, keep)]
     grouped = (q * scale).reshape(B * Hkv, H // Hkv, Tq, D)
-    out, lse = softmax_dense(grouped, k.flatten(0, 1), v.flatten(0, 1), None, None, None, None, *rows, causal, None)
+    out, lse = softmax_dense(
+        grouped, k.flatten(0, 1), v.flatten(0, 1), None, None, None, None, rows[0], rows[1], rows[2], causal, None
+    )
     return out.reshape(q.shape), lse.reshape(B, H, Tq)
 
 
@@ -119,7 +122,7 @@ _operator = operator(
 )  # fmt: skip
 
 
-def flash(
+def flash_lse(
     q: Tensor,
     k: Tensor,
     v: Tensor,

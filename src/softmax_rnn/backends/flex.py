@@ -21,7 +21,9 @@ def _compiled() -> Callable[..., Any]:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def flex(q: Tensor, k: Tensor, v: Tensor, context: Context, scale: float, limit: float | None) -> tuple[Tensor, Tensor]:
+def flex_lse(
+    q: Tensor, k: Tensor, v: Tensor, context: Context, scale: float, limit: float | None
+) -> tuple[Tensor, Tensor]:
     """Softmax output of min(x, limit) and its lse (B, H, Tq, 1); rows that see no key give 0 and 0."""
     lo, hi = context.bounds()
     lo, hi = lo.expand(len(q), -1), hi.expand(len(q), -1)

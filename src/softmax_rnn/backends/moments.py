@@ -75,7 +75,11 @@ def _weights(
 def exponents(orders: tuple[int, ...], d: int) -> Tensor:
     """How often each channel is a factor of each feature: (rows, d) float64, found as the logarithm of the monomials of e^unit vectors."""
     units = torch.eye(d, dtype=torch.float64).exp()
-    return torch.cat([symmetric_powers(units, [n]) / symmetric_powers(torch.ones_like(units), [n]) for n in orders], -1).log().T
+    return (
+        torch.cat([symmetric_powers(units, [n]) / symmetric_powers(torch.ones_like(units), [n]) for n in orders], -1)
+        .log()
+        .T
+    )
 
 
 def _blocks(x: Tensor, rows: int) -> Iterator[slice]:

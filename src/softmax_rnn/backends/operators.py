@@ -5,8 +5,9 @@
     backward  (gradients of the outputs, inputs, outputs) -> gradients of the leading inputs
 
 An operator called by itself, under autograd or under ``torch.func.grad`` and ``vjp`` runs ``forward`` and ``backward``, which torch.compile
-sees as two opaque calls. Under anything else that wants to look inside (forward-mode derivatives, ``vmap`` and with it ``jacrev``, derivatives of
-derivatives under ``torch.func``) it runs ``plain``; so do pointwise operators under torch.compile, which fuses them with their neighbours.
+sees as two opaque calls. Under anything else that wants to look inside (forward-mode derivatives, ``vmap`` and with it ``jacrev``,
+derivatives of derivatives under ``torch.func``) it runs ``plain``; so do pointwise operators under torch.compile, which fuses them with their
+neighbours.
 """
 
 from __future__ import annotations
@@ -24,11 +25,16 @@ from torch.autograd import forward_ad
 _GRAD = torch._C._functorch.TransformType.Grad
 
 
+def _in_torch_func() -> bool:
+    # By its type: torch.compile wraps the None that is returned outside.
+    return isinstance(torch._C._functorch.peek_interpreter_stack(), torch._C._functorch.CInterpreter)
+
+
 def transformed() -> bool:
     """Is somebody watching who needs ordinary torch code: forward mode, vmap, or nested derivatives of ``torch.func``?"""
     if forward_ad._current_level >= 0:
         return True
-    if torch._C._functorch.peek_interpreter_stack() is None:
+    if not _in_torch_func():
         return False
     if torch.compiler.is_compiling():
         return True
@@ -38,23 +44,22 @@ def transformed() -> bool:
 
 def tracing() -> bool:
     """Must no value be looked at: while compiling, or inside any transformation of ``torch.func``?"""
-    return (
-        torch.compiler.is_compiling()
-        or forward_ad._current_level >= 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    )
+    return torch.compiler.is_compiling() or forward_ad._current_level >= 0 or _in_torch_func()
 
 
 class Operator:
     """What ``operator`` returns: call it."""
 
-    def __init__(self, function: type[torch.autograd.Function], plain: Callable[..., Any], fuse: bool) -> None:
-        self.function, self.plain, self.fuse = function, plain, fuse
+    def __init__(
+        self, function: type[torch.autograd.Function], run: Callable[..., Any], plain: Callable[..., Any], fuse: bool
+    ) -> None:
+        self.function, self.run, self.plain, self.fuse = function, run, plain, fuse
 
     def __call__(self, *arguments: Any) -> Any:
+        """Run it, in the way that fits who is watching."""
         if transformed() or (self.fuse and torch.compiler.is_compiling()):
             return self.plain(*arguments)
-        return self.function.apply(*arguments)
+        return self.run(*arguments) if torch.compiler.is_compiling() else self.function.apply(*arguments)
 
 
 def operator(
@@ -66,6 +71,7 @@ def operator(
     fake: Callable[..., Any],
     fake_backward: Callable[..., tuple[Tensor, ...]] | None = None,
     fuse: bool = False,
+    constants: int = 0,
 ) -> Operator:
     """An operator ``softmax_rnn::name``.
 
@@ -75,6 +81,7 @@ def operator(
             of the leading tensor inputs, as many as it returns.
         plain: the same function in ordinary torch code.
         fake, fake_backward: empty results of the right shape, dtype and strides; by default gradients are like their inputs.
+        constants: how many of the last outputs have no gradient.
         fuse: let torch.compile see ``plain`` (pointwise code that it can merge with what is around).
     """
     single = "tuple" not in str(inspect.signature(forward).return_annotation).lower()
@@ -96,35 +103,39 @@ def operator(
     )
     run_backward.register_fake(lambda *args: _results((fake_backward or like_inputs)(*args), args))
 
-    class Function(torch.autograd.Function):
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        made = (output,) if single else tuple(output)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*made[outputs - constants :])
+        ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
+        ctx.is_tensor = [isinstance(x, Tensor) for x in inputs]
+        ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)), *made)
+
+    def differentiate(ctx: Any, *grads: Tensor | None) -> Any:
+        if all(g is None for g in grads):
+            return (None,) * count
+        saved = list(ctx.saved_tensors)
+        made = saved[len(saved) - outputs :]
+        tensors = iter(saved)
+        inputs = [next(tensors) if there else x for there, x in zip(ctx.is_tensor, ctx.others, strict=True)]
+        with chosen_precision(made[0]):
+            found = run_backward(*grads, *inputs, *made)
+        found = (found,) if gradients == 1 else found
+        wanted = [g if there else None for g, there in zip(found, ctx.is_tensor, strict=False)]
+        return (*wanted, *(None,) * (count - gradients))
+
+    run.register_autograd(differentiate, setup_context=setup)  # for torch.compile
+
+    class Function(torch.autograd.Function):  # for everything else: only this kind works under torch.func
         @staticmethod
         def forward(*arguments: Any) -> Any:
             return run(*arguments)
 
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            made = (output,) if single else tuple(output)
-            ctx.set_materialize_grads(False)
-            ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
-            ctx.is_tensor = [isinstance(x, Tensor) for x in inputs]
-            ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)), *made)
-
-        @staticmethod
-        def backward(ctx: Any, *grads: Tensor | None) -> Any:
-            if all(g is None for g in grads):
-                return (None,) * count
-            saved = list(ctx.saved_tensors)
-            made = saved[len(saved) - outputs :]
-            tensors = iter(saved)
-            inputs = [next(tensors) if there else x for there, x in zip(ctx.is_tensor, ctx.others, strict=True)]
-            with chosen_precision(made[0]):
-                found = run_backward(*grads, *inputs, *made)
-            found = (found,) if gradients == 1 else found
-            wanted = [g if there else None for g, there in zip(found, ctx.is_tensor, strict=False)]
-            return (*wanted, *(None,) * (count - gradients))
+        setup_context = staticmethod(setup)
+        backward = staticmethod(differentiate)
 
     Function.__name__ = Function.__qualname__ = f"softmax_rnn_{name}"
-    return Operator(Function, plain, fuse)
+    return Operator(Function, run, plain, fuse)
 
 
 def _results(found: tuple[Tensor | None, ...], args: tuple[Any, ...]) -> Any:

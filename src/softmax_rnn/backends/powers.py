@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import math
-
 from collections.abc import Sequence
 from operator import index
 

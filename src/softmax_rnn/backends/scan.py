@@ -60,12 +60,16 @@ def scan_plain(
             Qr, Kw = Q * (A - now_a[:, None]).exp().to(q.dtype)[:, None], K * (end_a[:, None] - B).exp().to(q.dtype)
         w = sum(c * x**n for n, c in enumerate(coefficients)) * earlier
         read = (symmetric_powers(Qr, orders) * weight) @ state[:, None]
-        carry, Vw = 1.0, V
+        carry: float | Tensor = 1.0
+        Vw = V
         if cq is not None and ck is not None and now_c is not None:
             C, S = cq[:, t : t + chunk], ck[:, t : t + chunk]
             w = w * (C[:, :, None] - S[:, None]).masked_fill(~earlier, -torch.inf).exp().to(q.dtype)[:, None]
             read = read * (C - now_c[:, None]).exp().to(q.dtype)[:, None, :, None]
-            Vw, carry = V * (S[:, -1:] - S).exp().to(q.dtype)[..., None], (S[:, -1] - now_c).exp().to(q.dtype)[:, None, None]
+            Vw, carry = (
+                V * (S[:, -1:] - S).exp().to(q.dtype)[..., None],
+                (S[:, -1] - now_c).exp().to(q.dtype)[:, None, None],
+            )
             now_c = S[:, -1]
         if end_a is not None and now_a is not None:
             one = symmetric_powers(torch.ones_like(end_a), orders)
@@ -97,7 +101,9 @@ class _Block:
             self.aq, self.ak = q.flatten(0, 1), a.flatten(0, 1)
             self.qa = (q - begin).to(clocks.dtype).exp_().flatten(0, 1)  # (M, C, d): on queries that read
             self.ka = (end - a).to(clocks.dtype).exp_().flatten(0, 1)  # (M, C, d): on keys that are written
-            rows = phi.of((end - begin).to(clocks.dtype).exp_().flatten(0, 1)).unflatten(0, a.shape[:2])  # (N, g, rows, 1)
+            rows = phi.of((end - begin).to(clocks.dtype).exp_().flatten(0, 1)).unflatten(
+                0, a.shape[:2]
+            )  # (N, g, rows, 1)
             self.carry = rows if self.carry is None else self.carry * rows
 
     def keys(self, x: Tensor) -> Tensor:
@@ -268,7 +274,7 @@ def scan(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """q (N, G, T, D), k (N, T, D), v (N, T, E), state (N, rows, E) -> output (N, G, T, E) and the state after. T = 0 is allowed.
 
-    ``clock`` and ``channels``: the clocks of queries and keys, (N, T) and (N, T, D) in float64, as in ``context``; the state stands at time 0.
+    ``clock`` and ``channels``: the clocks of queries and keys, (N, T) and (N, T, D) in float64; the state stands at time 0.
     """
     T = q.shape[2]
     if q.numel() == 0:

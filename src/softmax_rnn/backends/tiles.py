@@ -122,7 +122,9 @@ class _Call:
                     end = max(begin, int(last.max()))
                     j = torch.arange(begin, end, device=self.q.device)
                     mask = ((j >= first[..., None]) & (j < last[..., None]))[:, None]
-                    yield _Tile(self, ns, qs, slice(begin, end), min(max(past - begin, 0), end - begin), mask, slice(None))
+                    yield _Tile(
+                        self, ns, qs, slice(begin, end), min(max(past - begin, 0), end - begin), mask, slice(None)
+                    )
                 elif self.causal:
                     begin = self._begin(ns, qs, 0)
                     keys = slice(begin, qs.stop + offset)
@@ -183,7 +185,7 @@ def _weighted_backward(
             dw.add_(dz if keep is None else dz * keep[t.n, None, t.j].to(dz.dtype))
         t.fade_(w, group)
         dv[t.n, t.j].baddbmm_(w.mT, g)
-        if dones is not None:
+        if dones is not None and gtotal is not None:
             dones[t.n, t.j].baddbmm_(w.mT, _flat(gtotal, t))
         t.scores_backward(t.fade_(dw.mul_(slope), group), dq, dk)
     dcq = dck = None

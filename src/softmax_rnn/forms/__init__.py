@@ -6,8 +6,8 @@
     chunked.py     linear time through a state of constant size
     recurrent.py   one token after another
 
-``form="auto"`` takes the cheapest that does not refuse, by a stated estimate: operations in matrix products, plus 8 times the elementwise ones,
-plus a fixed cost for every small step. ``explain`` prints it all.
+``form="auto"`` takes the cheapest that does not refuse, by a stated estimate: operations in matrix products, plus 8 times the elementwise
+ones, plus a fixed cost for every small step. ``explain`` prints it all.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ def explain(mechanism: str | Mechanism, B: int, H: int, T: int, D: int, E: int) 
     setting = Setting(m, Dims(B, H, H, T, T, D, E))
     names = [name for name in FORMS if name != "reference"]
     reasons = {name: FORMS[name].refuses(setting) or _too_large(name, setting) for name in names}
-    stepwise = constant_state(setting) is not None  # without such a state, step by step is the parallel form again and again
+    stepwise = (
+        constant_state(setting) is not None
+    )  # without such a state, step by step is the parallel form again and again
     shown = [n for n in names if FORMS[n].refuses(setting) is None and (stepwise or n != "recurrent")]
     costs = tuple(FORMS[name].cost(setting) for name in shown)
     refusals = {name: reason for name, reason in reasons.items() if reason is not None}

@@ -71,7 +71,11 @@ class Chunked(Form):
         clock = chunk_clock(p.clock, p.documents, p.k.shape[1])
         channels = None if p.channels is None else p.channels.flatten(0, 1)
         if p.causal:
-            return self.sweep(call, (clock, clock) if clock is not None else None, (channels, channels) if channels is not None else None)
+            return self.sweep(
+                call,
+                (clock, clock) if clock is not None else None,
+                (channels, channels) if channels is not None else None,
+            )
         if clock is None:
             total = write(call.k, call.v, call.coefficients)
             return call.read(total), total
@@ -97,7 +101,9 @@ class Chunked(Form):
         documents, reference = _far_documents(kv, past, leaving)
         if leaving:
             now = None if kv.documents is None or reference is None else kv.documents[:, kv.key.shape[2] - leaving :]
-            clock = None if now is None else (_document_clock(now, reference, p), _document_clock(documents, reference, p))
+            clock = (
+                None if now is None else (_document_clock(now, reference, p), _document_clock(documents, reference, p))
+            )
             out, after = self.sweep(call, clock, None)
             far = call.sums(out, q.shape[2])
         else:
@@ -110,10 +116,16 @@ class Chunked(Form):
                 same = (own == reference[:, None])[:, None, :, None]
                 far = Sums(far.numerator * same, None if far.total is None else far.total * same, None)
         missing = p.q.shape[2] - far.numerator.shape[2]
-        far = Sums(*(None if x is None else F.pad(x, (0, 0, missing, 0)) for x in far))
+        assert far.total is not None
+        far = Sums(F.pad(far.numerator, (0, 0, missing, 0)), F.pad(far.total, (0, 0, missing, 0)), None)
         count, last = _count(p, None if past is None else past.far.count)
         state = NearState(
-            p.mechanism, p.center, p.segment, p.tokens, kv.newest(W), call.state(p, _last(documents, reference), after, last)
+            p.mechanism,
+            p.center,
+            p.segment,
+            p.tokens,
+            kv.newest(W),
+            call.state(p, _last(documents, reference), after, last),
         )
         some = near_context.count() > 0 if p.may_be_empty else None
         return near_and_far(near, far, some), count, state
@@ -148,7 +160,14 @@ class MomentsCall:
 
 
 def moments_call(
-    p: Problem, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, kernel: Kernel, with_sum: bool, state: KroneckerState | None
+    p: Problem,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keep: Tensor | None,
+    kernel: Kernel,
+    with_sum: bool,
+    state: KroneckerState | None,
 ) -> MomentsCall:
     """Make a problem's tensors ready for ``scan``: in float32 at least, with the state they go on from."""
     B, Hkv, T, _ = v.shape
@@ -163,13 +182,13 @@ def moments_call(
     if p.causal and queries < T:  # the queries are the last of the tokens
         q = F.pad(q, (0, 0, T - queries, 0))
     q = q.reshape(B * Hkv, H // Hkv, q.shape[2], D)
-    flat = (x.flatten(0, 1) for x in (k, v, moments))
-    return MomentsCall(q, *flat, kernel.coefficients or (), (B, Hkv), with_sum, p.chunk_size)
+    k, v, moments = (x.flatten(0, 1) for x in (k, v, moments))
+    return MomentsCall(q, k, v, moments, kernel.coefficients or (), (B, Hkv), with_sum, p.chunk_size)
 
 
 def _count(p: Problem, before: Tensor | None) -> tuple[Tensor, Tensor]:
     """How many keys each query saw, (B, 1 or H, Tq, 1), and the number after the last token, to go on from."""
-    B, Hkv, T, _ = p.k.shape
+    B, _, T, _ = p.k.shape
     queries = p.q.shape[2]
     if p.clock is not None and p.mechanism.denominator.needs_count:
         return _decayed_count(p, before)
@@ -222,8 +241,9 @@ def _far_documents(kv: KVState, past: NearState | None, leaving: int) -> tuple[T
     return kv.documents[:, :leaving], reference
 
 
-def _document_clock(documents: Tensor | None, reference: Tensor, p: Problem) -> Tensor:
+def _document_clock(documents: Tensor | None, reference: Tensor | None, p: Problem) -> Tensor:
     assert documents is not None
+    assert reference is not None
     steps = (documents - reference[:, None]).to(torch.float64) * -NEW_DOCUMENT
     return steps.repeat_interleave(p.k.shape[1], 0)
 

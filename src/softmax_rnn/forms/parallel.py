@@ -35,8 +35,16 @@ class Parallel(Form):
         seen = seen if s.window is None else min(seen, s.window)
         pairs = d.batch * d.heads * d.queries * seen
         passes = 3 if kernel.coefficients is None else max(1, len(kernel.coefficients))
-        state = d.batch * d.kv_heads * (d.keys if s.window is None else min(s.window, d.keys)) * (d.key_dim + d.value_dim) * 4
-        return Cost(self.name, 2 * pairs * (kernel.width(d.key_dim) + d.value_dim), pairs * passes, 0, state, 128 * d.keys * 8)
+        state = (
+            d.batch
+            * d.kv_heads
+            * (d.keys if s.window is None else min(s.window, d.keys))
+            * (d.key_dim + d.value_dim)
+            * 4
+        )
+        return Cost(
+            self.name, 2 * pairs * (kernel.width(d.key_dim) + d.value_dim), pairs * passes, 0, state, 128 * d.keys * 8
+        )
 
     def run(self, p: Problem) -> tuple[Sums, Tensor, State]:
         """Over all keys so far."""

@@ -7,7 +7,6 @@ For exp the sum over n is infinite; its "state" is the list of all keys and valu
 
 from __future__ import annotations
 
-
 import torch
 from torch import Tensor
 
@@ -56,8 +55,8 @@ class Recurrent(Chunked):
         parts = []
         for t in range(context.queries):
             one = context.from_to(t, t + 1)
-            keys = (x[:, :, : one.keys] for x in (kv.key, kv.value))
-            parts.append(attend(p.q[:, :, t : t + 1], *keys, one, p.mechanism.kernel, p))
+            k, v = (x[:, :, : one.keys] for x in (kv.key, kv.value))
+            parts.append(attend(p.q[:, :, t : t + 1], k, v, one, p.mechanism.kernel, p))
         row = (None if column[0] is None else torch.cat(column, 2) for column in zip(*parts, strict=True))
         return Sums(*row), count_keys(p, context), kept(kv, context)  # type: ignore[arg-type]
 
@@ -67,7 +66,9 @@ class Recurrent(Chunked):
         orders = [n for n, c in enumerate(call.coefficients) if c != 0]
         weight = torch.cat([q.new_full((symmetric_dim(q.shape[-1], n),), call.coefficients[n]) for n in orders])
         fades = None if clock is None else _steps(clock[1]).to(q.dtype)  # (N, T)
-        late = None if clock is None else (clock[0] - clock[1]).to(q.dtype).exp()  # between a key and the query that reads it
+        late = (
+            None if clock is None else (clock[0] - clock[1]).to(q.dtype).exp()
+        )  # between a key and the query that reads it
         falls = None if channels is None else symmetric_powers(_steps(channels[1]), orders).to(q.dtype)
         if falls is not None:
             falls = falls / symmetric_powers(torch.ones_like(k[:, :1]), orders)

@@ -2,13 +2,14 @@
 
     A_t = sum_s D_ts w(x_ts) u_s      Z_t = sum_s D_ts w(x_ts)      over the keys s that query t sees
 
-For exp without a clamp the pair is O = A / Z and lse = log Z. Under the delta rule u_s = beta'_s (v_s - what is read at k_s before), one token
-after another. It keeps the T x T weights and is meant for reading and testing.
+For exp without a clamp the pair is O = A / Z and lse = log Z. Under the delta rule u_s = beta'_s (v_s - what is read at k_s
+before), one token after another. It keeps the T x T weights and is meant for reading and testing.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,16 +60,16 @@ def dense_sums(q: Tensor, k: Tensor, v: Tensor, context: Context, kernel: Kernel
         near = dense_sums(q, k, v, window, kernel.near, scale)
         far = dense_sums(q, k, v, replace(context, skip=kernel.window), kernel.far, scale)
         return near_and_far(near, far, window.count() > 0)
-    arguments = grouped(q, k, v, context, scale, q.dtype)
+    arguments: Any = grouped(q, k, v, context, scale, q.dtype)
     if kernel.exponential:
-        out, lse = softmax_dense(*arguments, getattr(kernel, "softcap", None))
+        out, lse = softmax_dense(*arguments, getattr(kernel, "softcap", None))  # type: ignore[call-arg]
         return Sums(out.reshape(B, H, Tq, v.shape[-1]), None, lse.reshape(B, H, Tq, 1))
-    out, total = weighted_dense(*arguments, kernel.coefficients or (), kernel.limit, True)
+    out, total = weighted_dense(*arguments, kernel.coefficients or (), kernel.limit, True)  # type: ignore[call-arg]
     return Sums(out.reshape(B, H, Tq, v.shape[-1]), total.reshape(B, H, Tq, 1), None)
 
 
 def near_and_far(near: Sums, far: Sums, some: Tensor | None) -> Sums:
-    """Weights add up: exp(lse) O + A over exp(lse) + Z, as an output and a log-sum-exp again. ``some``: does the query see a key near by?"""
+    """Weights add up: exp(lse) O + A over exp(lse) + Z, as an output and a log-sum-exp again. ``some``: is any key near by?"""
     assert near.lse is not None
     assert far.total is not None
     wide = torch.promote_types(near.lse.dtype, far.total.dtype)
@@ -98,7 +99,11 @@ def delta_dense(k: Tensor, v: Tensor, beta: Tensor, context: Context, kernel: Ke
         fall = (a[:, :, :, None] - a[:, :, None]).masked_fill(~mask[..., None], -torch.inf).exp().to(wide)
         x = torch.einsum("bhtd,bhsd,bhtsd->bhts", k.to(wide) * scale, k.to(wide), fall)
     own = (k.to(wide) * scale * k.to(wide)).sum(-1)
-    log_decay = torch.zeros_like(x) if context.clock is None else (context.clock[..., None] - context.clock[:, :, None]).to(wide)
+    log_decay = (
+        torch.zeros_like(x)
+        if context.clock is None
+        else (context.clock[..., None] - context.clock[:, :, None]).to(wide)
+    )
     log_decay = log_decay.masked_fill(~mask, -torch.inf)
     b = beta.to(wide)
     if kernel.exponential:

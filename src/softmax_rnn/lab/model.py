@@ -11,8 +11,8 @@ from ..errors import MechanismWarning, UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-    from ..algebra import Mechanism
     from ..models import SoftmaxRnnConfig, SoftmaxRnnForCausalLM
+    from ..slots.mechanism import Mechanism
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ def label(mechanism: Any) -> str:
 
 
 def _value(given: Any) -> "Mechanism":
-    from ..algebra import Mechanism
-    from ..presets import mechanism as resolve
+    from ..slots.mechanism import Mechanism
+    from ..slots.presets import mechanism as resolve
 
     if isinstance(given, str):
         return resolve(given)

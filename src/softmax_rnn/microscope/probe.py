@@ -20,17 +20,17 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from .. import Mechanism, MechanismError, Taylor, UserError, mechanism
+from ..api import finish
+from ..context import Context
 from ..models import masks
 from ..models.attention import SoftmaxRnnAttention
 from ..models.patching import ORIGINAL, patch, patched_attention, unpatch
-from ..ops.sums import Sums, finish
-from ..ops.visibility import Visibility
+from ..problem import Sums
 from .series import SAFE, largest_term, last_useful, partial_sums
 
 NAME = "softmax_rnn_microscope"
 SCOPE = "softmax_rnn_scope"  # attribute on attention modules: (layer, function)
 CELLS = 1 << 16  # scores in a tile: half a megabyte in float64, so that a few such tiles stay in the processor's cache
-FINISHING = ("output_gate", "norm_weight", "norm_bias", "length_exponent")  # what a mechanism uses after its sums
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Call:
     v: Tensor
     mechanism: Mechanism
     scale: float
-    visible: Visibility
+    visible: Context
     options: dict[str, Any]  # gates, norm weights and the length exponent, where the mechanism has them
 
     @property
@@ -57,12 +57,16 @@ class Call:
 
     def queries(self, head: int) -> Tensor:
         """Mapped and scaled, (B, T, D), float64."""
-        return self.mechanism.kernel.map_vectors(self.q[:, head].double()) * self.scale
+        return self.mechanism.kernel.map_vectors(self.q[:, head].double(), self._positions(self.q)) * self.scale
 
     def keys(self, kv_head: int, center: Tensor | None) -> Tensor:
         """Centred and mapped, (B, T, D), float64; ``center`` is (Hkv, D)."""
         k = self.k[:, kv_head].double()
-        return self.mechanism.kernel.map_vectors(k if center is None else k - center[kv_head].double())
+        k = k if center is None else k - center[kv_head].double()
+        return self.mechanism.kernel.map_vectors(k, self._positions(self.k))
+
+    def _positions(self, x: Tensor) -> Tensor:
+        return torch.arange(x.shape[2], device=x.device)
 
 
 class Tile(NamedTuple):
@@ -108,9 +112,9 @@ def truncated(call: Call, order: int, center: Tensor | None = None) -> Tensor:
                 weights = weights * shift.clamp(max=SAFE).exp()
             numerator[tile.batch, head, tile.queries] = weights @ tile.v
             total[tile.batch, head, tile.queries] = weights.sum(1, keepdim=True)
-    rest = {name: call.options.get(name) for name in FINISHING}
     series = replace(call.mechanism, kernel=Taylor(order), allow_signed=True)
-    return finish(series, Sums(numerator, total, None), call.visible.count(), call.v.dtype, may_be_empty=False, **rest)
+    tensors = {name: x for name, x in call.options.items() if x is not None}
+    return finish(series, Sums(numerator, total, None), call.visible.count(), call.v.dtype, tensors)
 
 
 def _weights(tile: Tile, order: int) -> tuple[Tensor, Tensor]:
@@ -191,9 +195,9 @@ def _answer(module: SoftmaxRnnAttention, own: Callable[..., Tensor], scope: Scop
     return attend
 
 
-def _visibility(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Visibility:
+def _visibility(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Context:
     read = masks.read(mask)  # documents are numbered in ascending order there
-    return Visibility(q.shape[2], k.shape[2], causal, q.device, read.keep, read.documents)
+    return Context(q.shape[2], k.shape[2], causal, q.device, read.keep, read.documents)
 
 
 def scoped_attention(

@@ -187,7 +187,7 @@ def one_layer(found: Found) -> Table:
 
 def states(found: Found) -> Table:
     """One recurrent state against a cache, per head of keys."""
-    from ..ops.state import readable_bytes
+    from ..state import readable_bytes
 
     s = found.summary["states"]
     cache = {c["tokens"]: readable_bytes(c["bytes"]) for c in s["cache"]}

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, StaticLayer
 from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb
 
-from ..algebra import Mechanism
+from ..api import attention
 from ..errors import MechanismError, MechanismWarning
-from ..norms import LEARNED
-from ..ops.api import attention
-from ..ops.state import KroneckerState, KVState, check_state_size
+from ..problem import as_state
+from ..slots.mechanism import Mechanism
+from ..state import KroneckerState, check_state_size
 from . import masks
 from .cache import KroneckerLayer, Step
 
@@ -50,20 +50,9 @@ def attend(
         return compute(q, k, v, m, key_padding_mask=keep, causal=False, **options)
     # Several queries after a cache (a prompt in chunks): the earlier keys become the state that attention continues.
     old = k.shape[2] - q.shape[2]
-    state = _as_state(k[:, :, :old], v[:, :, :old], m, None if keep is None else keep[:, :old], options.get("center"))
+    state = as_state(m, k[:, :, :old], v[:, :, :old], None if keep is None else keep[:, :old], options.get("center"))
     new = None if keep is None else keep[:, old:]
     return compute(q, k[:, :, old:], v[:, :, old:], m, key_padding_mask=new, state=state, **options)
-
-
-def _as_state(k: Tensor, v: Tensor, m: Mechanism, keep: Tensor | None, center: Tensor | None) -> KVState:
-    """Keys and values as ``attention`` would remember them: 0 where padded, centred, in full precision, mapped."""
-    if keep is not None:
-        k, v = (x.masked_fill(~keep[:, None, :, None], 0.0) for x in (k, v))
-    if center is not None:
-        k = k - center.to(k.dtype)[:, None]
-    if not m.kernel.exponential:
-        k = k.to(torch.promote_types(k.dtype, torch.float32))
-    return KVState(m, center, None, m.kernel.map_vectors(k), v, keep, None)
 
 
 def ungated(m: Mechanism) -> Mechanism:
@@ -81,15 +70,16 @@ class SoftmaxRnnAttention(LlamaAttention):
         self.mechanism: Mechanism = config.layer_mechanisms()[layer_idx]
         self.computed = ungated(self.mechanism)
         hidden, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
-        m, learned = self.mechanism, LEARNED[self.mechanism.norm] if self.mechanism.norm else ()
+        m = self.mechanism
+        learned = [x.name for x in m.norm_value.inputs] if m.norm_value else []
         self.in_gate_proj = nn.Linear(hidden, kv_heads) if m.input_gate else None
         self.out_gate_proj = nn.Linear(hidden, heads) if m.output_gate else None
         self.out_norm: nn.LayerNorm | nn.RMSNorm | None = None
         if learned:
-            self.out_norm = (nn.LayerNorm if "bias" in learned else nn.RMSNorm)(self.head_dim)
+            self.out_norm = (nn.LayerNorm if "norm_bias" in learned else nn.RMSNorm)(self.head_dim)
         self.norm_factor = config.norm_scale if m.norm == "l2" else 1.0
         self.norm_const: nn.Parameter | None = None
-        if m.denominator.needs_exponent:
+        if "length_exponent" in m.parameters:
             self.norm_const = nn.Parameter(torch.full((1, heads, 1, 1), LENGTH_EXPONENT))
 
     def forward(  # type: ignore[override]

@@ -22,9 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from ..algebra import Linear, Mechanism, Taylor, Unnormalised
 from ..errors import MechanismError, UserError
-from ..presets import AUTHORS
+from ..slots.denominators import Unnormalised
+from ..slots.kernels import Linear, Taylor
+from ..slots.mechanism import Mechanism
+from ..slots.presets import AUTHORS
 from .attention import SoftmaxRnnAttention
 from .llama import SoftmaxRnnConfig, SoftmaxRnnForCausalLM
 from .loading import read_weights

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, STATIC_LAYER_TYPE_MAPPING, Cache, CacheLayerMixin
 
-from ..algebra import Mechanism
+from ..api import attention
 from ..errors import MechanismError
-from ..ops.api import attention
-from ..ops.state import KroneckerState
+from ..slots.mechanism import Mechanism
+from ..state import KroneckerState
 
 KV = "full_attention"
 MECHANISMS: dict[

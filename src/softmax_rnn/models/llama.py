@@ -26,9 +26,9 @@ from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.models.llama.modeling_llama import LlamaPreTrainedModel
 
-from ..algebra import Mechanism
 from ..errors import MechanismError, MechanismWarning
-from ..presets import mechanism as resolve
+from ..slots.mechanism import Mechanism
+from ..slots.presets import mechanism as resolve
 from . import masks
 from .attention import LENGTH_EXPONENT, SoftmaxRnnAttention, ungated
 from .cache import layer_type

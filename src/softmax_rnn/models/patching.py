@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from ..algebra import Mechanism
 from ..errors import MechanismError, MechanismWarning
-from ..ops.inputs import Dims, check_center
-from ..presets import mechanism as resolve
+from ..problem import Dims, check_center
+from ..slots.mechanism import Mechanism
+from ..slots.presets import mechanism as resolve
 from . import masks
 from .attention import SoftmaxRnnAttention, attend, compute
 

@@ -22,7 +22,7 @@ from ..lab.recipes import paper, paper_large, paper_long
 from ..lab.tokenizer import TokenizerConfig
 
 if TYPE_CHECKING:
-    from ..algebra import Mechanism
+    from ..slots.mechanism import Mechanism
 
 Size = Literal["base", "large", "long", "short"]
 
@@ -68,7 +68,7 @@ class Change:
 
     def mechanism(self) -> Mechanism:
         """The mechanism as a value."""
-        from ..presets import mechanism as resolve
+        from ..slots.presets import mechanism as resolve
 
         found = resolve(self.preset)
         return found if self.clamp else replace(found, kernel=resolve("softmax").kernel)
@@ -90,7 +90,7 @@ CHANGES = {
 
 def mechanism_of(name: str) -> Mechanism:
     """The mechanism of a cell: a preset, or one of ``CHANGES``."""
-    from ..presets import mechanism as resolve
+    from ..slots.presets import mechanism as resolve
 
     return CHANGES[name].mechanism() if name in CHANGES else resolve(name)
 

@@ -108,7 +108,9 @@ def _find(base: type[Slot], name: str, what: str) -> type[Slot]:
     try:
         kind = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise MechanismError(f"The {what} type {name!r} cannot be imported ({error}): is its module on the path?") from None
+        raise MechanismError(
+            f"The {what} type {name!r} cannot be imported ({error}): is its module on the path?"
+        ) from None
     if not (isinstance(kind, type) and issubclass(kind, base)):
         raise MechanismError(f"{name} is not a {what}: it must be a subclass of {base.__name__}.")
     return kind

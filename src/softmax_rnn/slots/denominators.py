@@ -32,7 +32,7 @@ def _divide_backward(grad: Tensor | None, x: Tensor, by: Tensor, y: Tensor) -> t
     return dx, (dx * y).sum(-1, keepdim=True).neg_()  # vecdot would be a matrix product, which autocast rounds
 
 
-# x (..., E) divided by one number for each vector, (..., 1); its backward pass reads each tensor once, autograd's would do so several times.
+# x (..., E) divided by one number for each vector, (..., 1); its backward reads each tensor once, autograd's several times.
 divide = operator(
     "divide", _divide, _divide_backward, plain=lambda x, by: x / by, fake=lambda x, by: x / by, fuse=True,
     fake_backward=lambda g, x, by, y: (g / by, torch.empty_like(by)),
@@ -45,7 +45,9 @@ class Denominator(Slot):
 
     needs_sum = False  # does it use the sum of weights Z?
     needs_count = False  # does it use the number of keys? (under decay that number is a sum of its own)
-    cancels_scale = False  # is A / Z the same, value and gradient, when all weights of a query are multiplied by one number?
+    cancels_scale = (
+        False  # is A / Z the same, value and gradient, when all weights of a query are multiplied by one number?
+    )
 
     def divide(self, numerator: Tensor, total: Tensor | None, count: Tensor, **inputs: Tensor) -> Tensor:
         """A / Z for a numerator in plain units; ``total`` is given if ``needs_sum``, ``inputs`` are those declared."""
@@ -144,7 +146,12 @@ class Length(Denominator):
         return (Input("length_exponent", "H", "c in t ** sigmoid(c)", start=0.5, module="norm_const"),)
 
     def divide(
-        self, numerator: Tensor, total: Tensor | None, count: Tensor, length_exponent: Tensor | None = None, **inputs: Tensor
+        self,
+        numerator: Tensor,
+        total: Tensor | None,
+        count: Tensor,
+        length_exponent: Tensor | None = None,
+        **inputs: Tensor,
     ) -> Tensor:
         """A over t."""
         length = count.to(numerator.dtype)

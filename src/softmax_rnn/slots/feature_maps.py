@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -86,7 +87,7 @@ class _Named(FeatureMap):
         return self.name
 
 
-_MAPS = {
+_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda x: x,
     "elu": elu_plus_one,
     "relu": F.relu,
@@ -115,8 +116,8 @@ class RandomFeatures(FeatureMap):
 
     Args:
         dim: how many features.
-        kind: ``positive`` (Performer): exp(w.x - |x|^2 / 2) / sqrt(m); ``trigonometric`` (Random Feature Attention): (sin, cos)(w.x) / sqrt(m)
-            of unit vectors, whose products estimate exp(-|q - k|^2 / 2).
+        kind: ``positive`` (Performer): exp(w.x - |x|^2 / 2) / sqrt(m); ``trigonometric`` (RFA): (sin, cos)(w.x) / sqrt(m) of unit vectors,
+            whose products estimate exp(-|q - k|^2 / 2).
         seed: of the directions.
     """
 

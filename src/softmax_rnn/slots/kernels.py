@@ -32,7 +32,9 @@ class Kernel(Slot):
     coefficients: ClassVar[tuple[float, ...] | None] = None  # c_0 .. c_N of the polynomial
     limit: ClassVar[float | None] = None  # the score at which the weight stops growing
     signed = False  # can a weight be negative?
-    shiftable = False  # does a constant added to the score only rescale all weights (exactly for exp, nearly for its series)?
+    shiftable = (
+        False  # does a constant added to the score only rescale all weights (exactly for exp, nearly for its series)?
+    )
     positional = False  # does it look at positions, beyond what its score says?
 
     def signed_at(self, scale: float) -> bool:
@@ -90,7 +92,10 @@ def _series(order: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Exp(Kernel):
-    """exp(x), exp(min(x, clamp)), or exp(softcap tanh(x / softcap)) as in Gemma 2. A clamped kernel is summed as it reads, so scores below -87 give 0 in float32.
+    """exp(x), exp(min(x, clamp)), or exp(softcap tanh(x / softcap)) as in Gemma 2.
+
+    A clamped kernel is summed as it reads, so scores below -87 give 0 in float32.
+
 
     >>> str(Exp(clamp=5).text())
     'exp(min(x, 5))'
@@ -294,7 +299,9 @@ class Near(Kernel):
         if not (isinstance(self.near, Exp) and self.near.clamp is None):
             raise MechanismError(f"Near(near=...) must be an Exp without a clamp, got {self.near!r}.")
         if not isinstance(self.far, Kernel) or not self.far.finite or self.far.signed:
-            raise MechanismError(f"Near(far=...) must be a series with weights >= 0, such as Taylor(2), got {self.far!r}.")
+            raise MechanismError(
+                f"Near(far=...) must be a series with weights >= 0, such as Taylor(2), got {self.far!r}."
+            )
         if self.far.width(8) != 8 or isinstance(self.far, Linear):
             raise MechanismError("Near(far=...) must be a Taylor or Power kernel: both parts share one score.")
         if not isinstance(self.window, int) or isinstance(self.window, bool) or self.window < 1:

@@ -65,7 +65,11 @@ class Mechanism:
             raise MechanismError(f"output_gate must be None, 'before_norm' or 'after_norm', got {self.output_gate!r}.")
         if self.output_gate_per not in ("head", "channel"):
             raise MechanismError(f"output_gate_per must be 'head' or 'channel', got {self.output_gate_per!r}.")
-        if self.norm is not None and not isinstance(self.norm, Norm) and not (isinstance(self.norm, str) and self.norm in NORMS):
+        if (
+            self.norm is not None
+            and not isinstance(self.norm, Norm)
+            and not (isinstance(self.norm, str) and self.norm in NORMS)
+        ):
             raise MechanismError(f"norm must be None or one of {', '.join(NORMS)}, got {self.norm!r}.")
         if self.decay is not None and not (isinstance(self.decay, str) and self.decay in DECAYS):
             raise MechanismError(f"decay must be None, 'head', 'token' or 'channel', got {self.decay!r}.")
@@ -85,7 +89,7 @@ class Mechanism:
     def _check_update(self) -> None:
         if self.update == "delta" and self.denominator.needs_sum:
             raise MechanismError(
-                "Under the delta rule what is written can cancel, so a sum of weights is not its size: take a vector norm or Unnormalised()."
+                "Under the delta rule what is written can cancel, so a sum of weights says nothing: take a vector norm or Unnormalised()."
             )
         if isinstance(self.kernel, Near) and (self.update == "delta" or self.decay is not None):
             raise MechanismError("Near has neither decay nor the delta rule: take Exp or a series for those.")
@@ -131,7 +135,11 @@ class Mechanism:
     def to_dict(self) -> dict[str, Any]:
         """Plain data that JSON and YAML can hold; ``from_dict`` gives an equal mechanism back."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        new = ("decay", "update", "output_gate_per")  # left out where they say nothing, as in files of the first edition
+        new = (
+            "decay",
+            "update",
+            "output_gate_per",
+        )  # left out where they say nothing, as in files of the first edition
         default = {f.name: f.default for f in fields(self)}
         return {
             name: to_dict(x) if isinstance(x, Slot) else x
@@ -193,7 +201,16 @@ def _decay(m: Mechanism) -> list[Input]:
     what = "the logarithm of what a step leaves of the past"
     # A fresh layer forgets slowly: log sigmoid(4) = -0.018 a token.
     return [
-        Input("log_decay", DECAYS[m.decay], what, -float("inf"), 0, start=4.0, activation="log_sigmoid", module="decay_proj")
+        Input(
+            "log_decay",
+            DECAYS[m.decay],
+            what,
+            -float("inf"),
+            0,
+            start=4.0,
+            activation="log_sigmoid",
+            module="decay_proj",
+        )
     ]
 
 

@@ -42,7 +42,7 @@ def _l2_plain(x: Tensor) -> tuple[Tensor, Tensor]:
     unit = x / top
     square = unit.square().sum(-1, keepdim=True)
     size = torch.where(square > 0, square, torch.ones_like(square)).sqrt() * (square > 0)
-    return unit / torch.maximum(size, EPS / top), size * top
+    return unit / torch.maximum(size, EPS / top), (size * top).detach()
 
 
 def _l2(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,7 +61,7 @@ def _l2_backward(grad: Tensor | None, _: Tensor | None, x: Tensor, y: Tensor, si
 
 
 _l2_operator = operator(
-    "l2", _l2, _l2_backward, plain=_l2_plain,
+    "l2", _l2, _l2_backward, plain=_l2_plain, fuse=True, constants=1,
     fake=lambda x: (x / x.amax(-1, keepdim=True), x.amax(-1, keepdim=True)),
     fake_backward=lambda g, _, x, y, size: ((g - y) / size,),
 )  # fmt: skip
