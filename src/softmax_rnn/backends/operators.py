@@ -6,8 +6,8 @@
 
 An operator called by itself, under autograd or under ``torch.func.grad`` and ``vjp`` runs ``forward`` and ``backward``, which torch.compile
 sees as two opaque calls. Under anything else that wants to look inside (forward-mode derivatives, ``vmap`` and with it ``jacrev``,
-derivatives of derivatives under ``torch.func``) it runs ``plain``; so do pointwise operators under torch.compile, which fuses them with their
-neighbours.
+derivatives of derivatives under ``torch.func``) it runs ``plain``; so do pointwise operators under torch.compile, which fuses them with
+their neighbours.
 """
 
 from __future__ import annotations
