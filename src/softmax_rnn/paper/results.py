@@ -136,7 +136,7 @@ def agrees(there: dict[str, Any], wanted: RunConfig) -> bool:
 def _same_mechanism(there: Any, wanted: Any) -> bool:
     """Names are compared as names; one that is written out may have been written with fewer fields."""
     if isinstance(there, dict) and isinstance(wanted, dict):
-        from ..algebra import Mechanism
+        from ..slots.mechanism import Mechanism
 
         return there == wanted or Mechanism.from_dict(there) == Mechanism.from_dict(wanted)
     return bool(there == wanted)

@@ -82,7 +82,7 @@ def short(name: str) -> str:
 def shown(value: Any) -> str:
     """A value as tables show it; a mechanism that is written out, as its formula."""
     if isinstance(value, dict) and "kernel" in value:
-        from ..algebra import Mechanism
+        from ..slots.mechanism import Mechanism
 
         return str(Mechanism.from_dict(value))
     return (
