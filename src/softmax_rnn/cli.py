@@ -21,6 +21,7 @@ COMMANDS = {
     "list": ("softmax_rnn.listing", "mechanisms, model sizes (--sizes), finished runs (--runs)"),
     "train": ("softmax_rnn.lab.train", "train a model with any mechanism"),
     "sweep": ("softmax_rnn.lab.sweep", "train a grid of them, on this machine or on SLURM"),
+    "recall": ("softmax_rnn.tasks.recall", "which mechanism recalls how much, with how large a state: generated tasks"),
     "reproduce": ("softmax_rnn.paper.reproduce", "the paper's figures and claims: train, judge, draw, report"),
     "report": (
         "softmax_rnn.report.command",
