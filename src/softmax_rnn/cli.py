@@ -42,6 +42,10 @@ class Parser(argparse.ArgumentParser):
         """One line, exit code 2, as ``main`` does it."""
         raise UserError(message)
 
+    def format_help(self) -> str:
+        """Descriptions are docstrings, whose markup is not for the terminal."""
+        return super().format_help().replace("``", "")
+
 
 def whole(least: int, most: int = 10**12) -> Callable[[str], int]:
     """The type of an option that takes a whole number in a range.

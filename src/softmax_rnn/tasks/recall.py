@@ -77,7 +77,7 @@ class Setting:
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     from ..files import check_folder
-    from ..lab.farm import run_all
+    from ..lab.sweep import run_all
 
     options = _parser().parse_args(argv)
     cells, setting = plan(options)
@@ -111,7 +111,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from ..lab.farm import add_options
+    from ..lab.sweep import add_options
 
     p = Parser("softmax-rnn recall", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument(
