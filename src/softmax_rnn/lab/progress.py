@@ -96,6 +96,7 @@ class TrainingBar:
             for key, label, form in (
                 ("train_loss", "loss", ".3f"),
                 ("test_loss", "test", ".3f"),
+                ("test_accuracy", "right answers", ".1%"),
                 ("tokens_per_second", "tokens/s", ",.0f"),
                 ("spikes", "spikes", "d"),
             )

@@ -156,13 +156,13 @@ def _folders(root: Path, depth: int) -> Iterator[Path]:
 
 
 def runs_table(root: str | Path) -> list[dict[str, Any]]:
-    """One row per run: run, status, mechanism, source, size, seed, step, steps, the newest train_loss, test_loss and spikes, tokens,
+    """One row per run: run, status, mechanism, source, size, seed, step, steps, the newest train_loss, test_loss, test_accuracy and spikes, tokens,
     seconds, folder, and for a damaged run a note; an empty list if there are none.
     """
     return [
         run.columns()
         | {"status": run.status, "step": run.step, "steps": run.option("train.steps")}
-        | {key: run.last(key) for key in ("train_loss", "test_loss", "spikes", "tokens", "seconds")}
+        | {key: run.last(key) for key in ("train_loss", "test_loss", "test_accuracy", "spikes", "tokens", "seconds")}
         | {"folder": str(run.folder), "note": run.damage}
         for run in find_runs(root)
     ]

@@ -80,6 +80,7 @@ def draw(results: Sequence[Result], path: Path) -> Path:
     """A panel for each task, a bar for each mechanism with its interval; states of constant size first, the smallest at the top."""
     import matplotlib
     from matplotlib import pyplot as plt
+    from matplotlib.patches import Patch
 
     from ..report.drawing import STYLE
 
@@ -93,14 +94,17 @@ def draw(results: Sequence[Result], path: Path) -> Path:
         figure, axes = plt.subplots(
             len(panels),
             1,
-            figsize=(6.4, 0.34 * sum(sizes) + 0.6),
+            figsize=(6.4, 0.34 * sum(sizes) + 0.9),
             layout="constrained",
             squeeze=False,
             height_ratios=sizes,
         )
         for axis, panel in zip(axes[:, 0], panels, strict=True):
             _bars(axis, panel)
-        axes[-1, 0].set_xlabel("right answers, %; red: a state of constant size, blue: keys and values, which grow")
+        axes[-1, 0].set_xlabel("right answers, %")
+        kinds = {"a state of constant size": CONSTANT, "keys and values, which grow": GROWS}
+        patches = [Patch(color=color, label=label) for label, color in kinds.items()]
+        figure.legend(handles=patches, loc="outside lower center", ncols=2)
         figure.savefig(path, metadata={"Date": None})
         plt.close(figure)
     return path
