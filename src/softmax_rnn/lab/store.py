@@ -156,8 +156,8 @@ def _folders(root: Path, depth: int) -> Iterator[Path]:
 
 
 def runs_table(root: str | Path) -> list[dict[str, Any]]:
-    """One row per run: run, status, mechanism, source, size, seed, step, steps, the newest train_loss, test_loss, test_accuracy and spikes, tokens,
-    seconds, folder, and for a damaged run a note; an empty list if there are none.
+    """One row per run: run, status, mechanism, source, size, seed, step, steps, the newest train_loss, test_loss, test_accuracy and
+    spikes, tokens, seconds, folder, and for a damaged run a note; an empty list if there are none.
     """
     return [
         run.columns()
