@@ -192,6 +192,7 @@ def test_a_sweep_skips_goes_on_and_finishes(tmp_path: Path, corpus: Path, capfd:
         "steps",
         "train_loss",
         "test_loss",
+        "test_accuracy",
         "spikes",
         "tokens",
         "folder",
