@@ -48,7 +48,7 @@ class Result:
 
 def table(results: Sequence[Result]) -> list[str]:
     """Lines for the terminal: a block for each task, the best mechanism first."""
-    from ..ops.state import readable_bytes
+    from ..state import readable_bytes
 
     lines: list[str] = []
     for source in dict.fromkeys(r.cell.source for r in results):
@@ -111,7 +111,7 @@ def draw(results: Sequence[Result], path: Path) -> Path:
 
 
 def _bars(axis: Any, panel: Sequence[Result]) -> None:
-    from ..ops.state import readable_bytes
+    from ..state import readable_bytes
 
     cell, place = panel[0].cell, range(len(panel))
     percent = [100 * r.accuracy for r in panel]
