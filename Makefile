@@ -9,7 +9,7 @@ READY  := $(VENV)/.ready
 demo: $(READY)          ## the paper in five minutes: six mechanisms trained, claims judged, a report to look at
 	$(BIN)/softmax-rnn reproduce quick
 
-report: $(READY)        ## the page of the committed results, in results/early/report
+report: $(READY)        ## the page of the committed results, in out/early-report
 	$(BIN)/softmax-rnn report results/early
 
 test: $(READY)          ## the whole test suite, on all cores

@@ -23,10 +23,7 @@ COMMANDS = {
     "sweep": ("softmax_rnn.lab.sweep", "train a grid of them, on this machine or on SLURM"),
     "recall": ("softmax_rnn.tasks.recall", "which mechanism recalls how much, with how large a state: generated tasks"),
     "reproduce": ("softmax_rnn.paper.reproduce", "the paper's figures and claims: train, judge, draw, report"),
-    "report": (
-        "softmax_rnn.report.command",
-        "curves, tables and an offline page from any runs; verdicts from a reproduction",
-    ),
+    "report": ("softmax_rnn.report.command", "an offline page from any runs: curves, tables, the paper's verdicts"),
     "pack": ("softmax_rnn.lab.packed", "put finished runs into a few files, to keep or commit"),
     "inspect": ("softmax_rnn.microscope.command", "how many Taylor orders a trained model uses on a text"),
     "bench": ("softmax_rnn.bench.main", "measure speed and memory side by side with what people use instead"),

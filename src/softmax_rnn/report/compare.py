@@ -29,7 +29,7 @@ def find(paths: Sequence[Path]) -> list[Run]:
     found: dict[Path, Run] = {}
     for path in paths:
         folder = path if path.exists() else Path("runs") / path
-        runs = [run for run in find_runs(folder) if run.config] if folder.is_dir() else []
+        runs = find_runs(folder) if folder.is_dir() else []
         if not runs:
             raise UserError(_nothing(path))
         found |= {run.folder.resolve(): run for run in runs}
@@ -75,7 +75,11 @@ def differing(configs: Sequence[Config]) -> list[str]:
 
 
 def short(name: str) -> str:
-    """An option as tables show it: its last word."""
+    """An option as tables show it: its last word.
+
+    >>> short("train.lr"), short("data.source")
+    ('lr', 'corpus')
+    """
     return {"model.mechanism": "mechanism", "data.source": "corpus"}.get(name, name.rpartition(".")[2])
 
 
@@ -90,25 +94,45 @@ def shown(value: Any) -> str:
     )
 
 
-def compare(runs: Sequence[Run]) -> Report:
-    """The report on runs, at least one."""
+def _order(value: Any) -> tuple[bool, float, str]:
+    """Numbers by their size, then names, softmax first: it is what the others are compared with."""
+    number = isinstance(value, int | float)
+    return (not number, float(value) if number else float(value != "softmax"), "" if number else shown(value))
+
+
+def compare(found: Sequence[Run]) -> Report:
+    """The report on runs; one that is damaged is in the table, with what is wrong with it."""
+    runs = [run for run in found if run.damage is None]
+    damaged = [RunView(run.folder.name, "damaged", note=run.damage) for run in found if run.damage is not None]
+    if not runs:
+        raise UserError(str(found[0].damage))
+    differ = differing([flat(run.config) for run in runs])
+    runs = sorted(runs, key=lambda run: [_order(flat(run.config).get(name)) for name in differ])
     configs = [flat(run.config) for run in runs]
-    differ = differing(configs)
     about = [name for name in differ if name != "seed"]
-    setting = f"What differs: {', '.join(map(short, differ))}." if differ else "All configurations are equal."
     environment = next((run.environment for run in runs if run.environment), {})
     began = [s["began"][:10] for run in runs for s in run.environment.get("sessions", [])[-1:]]
     seconds = [run.last("seconds") or 0.0 for run in runs]
     return Report(
         title=f"{len(runs)} runs compared" if len(runs) > 1 else runs[0].folder.name,
-        setting=setting,
+        setting=_setting(configs, differ),
         figures=[_curves(runs, configs, about), *_sweeps(runs, configs, about)],
-        runs=[_run(run, config, differ) for run, config in zip(runs, configs, strict=True)],
+        runs=[_run(run, config, differ) for run, config in zip(runs, configs, strict=True)] + damaged,
         environment=_environment(environment),
         commands=[f"softmax-rnn train --config {shlex.quote(str(r.folder / 'config.yaml'))}" for r in runs][:12],
         made=max(began, default=""),
         minutes=round(sum(seconds) / 60, 1),
     )
+
+
+def _setting(configs: Sequence[Config], differ: Sequence[str]) -> str:
+    """What differs, and the most important of what does not."""
+    same = {short(name): configs[0].get(name) for name in ("model.mechanism", "data.source", "train.steps", "train.lr")}
+    words = [f"{name} {shown(value)}" for name, value in same.items() if name not in map(short, differ)]
+    if len(configs) == 1:
+        return f"{', '.join(words).capitalize()}."
+    first = f"What differs: {', '.join(map(short, differ))}." if differ else "All configurations are equal."
+    return f"{first} The same in all: {', '.join(words)}." if words else first
 
 
 def _environment(about: Config) -> dict[str, str]:
@@ -132,8 +156,7 @@ def _group(configs: Sequence[Config], names: Sequence[str]) -> Grouped:
 
 
 def _label(values: Sequence[str], names: Sequence[str]) -> str:
-    words = [v if n in ITSELF else f"{short(n)} {v}" for n, v in zip(names, values, strict=True)]
-    return ", ".join(words) or "loss"
+    return ", ".join(v if n in ITSELF else f"{short(n)} {v}" for n, v in zip(names, values, strict=True))
 
 
 Draw = Callable[[list[int]], tuple[Band, Band]]  # what a curve shows of training and of test
@@ -152,8 +175,8 @@ def _panels(
         inside = _group([configs[i] for i in members], rest)
         for key, positions in inside.items():
             numbers = [members[p] for p in positions]
-            train, test = draw(numbers)
-            curves.append(_curve(_label(key, rest), looks[key], [runs[i] for i in numbers], train, test))
+            name = _label(key, rest) or shown(configs[numbers[0]].get("model.mechanism"))
+            curves.append(_curve(name, looks[key], [runs[i] for i in numbers], *draw(numbers)))
         title = _label(text, texts) if texts else str(configs[members[0]].get("data.source", "loss"))
         panels.append(PanelView(title, curves, x[0], "log" if x[1] else "linear"))
     return panels
@@ -198,7 +221,9 @@ def _band(runs: Sequence[Run], metric: str) -> Band:
 
 
 def _sweeps(runs: Sequence[Run], configs: Sequence[Config], about: list[str]) -> list[FigureView]:
-    """Final test loss against every number that has at least three values."""
+    """Final test loss of finished runs against every number that has at least three values in them."""
+    done = [number for number, run in enumerate(runs) if run.status == "done"]
+    runs, configs = [runs[i] for i in done], [configs[i] for i in done]
     figures = []
     for name in about:
         values = {config.get(name) for config in configs if not isinstance(config.get(name), dict | list)}
@@ -212,7 +237,7 @@ def _sweeps(runs: Sequence[Run], configs: Sequence[Config], about: list[str]) ->
             for x in numbers:
                 at = [runs[i] for i in members if configs[i].get(name) == x]
                 if at:
-                    band.add(x, [run.last("test_loss") if run.status == "done" else None for run in at])
+                    band.add(x, [run.last("test_loss") for run in at])
             return Band(), band
 
         others = [other for other in about if other != name]
@@ -223,12 +248,12 @@ def _sweeps(runs: Sequence[Run], configs: Sequence[Config], about: list[str]) ->
 
 
 def _run(run: Run, config: Config, differ: list[str]) -> RunView:
-    steps = run.config["train"]["steps"]
+    words, steps = [short(name) for name in differ], run.config["train"]["steps"]
     reached = run.rows[-1]["step"] if run.rows else 0
     return RunView(
         name=run.folder.name,
         status=run.status,
-        keys={short(name): shown(config.get(name)) for name in differ},
+        keys={name if words.count(short(name)) > 1 else short(name): shown(config.get(name)) for name in differ},
         steps=reached,
         tokens=run.last("tokens"),
         test_loss=run.last("test_loss"),

@@ -80,10 +80,10 @@ def _columns(figure: FigureView) -> Any:
             axes[line][column].set_ylabel(f"{split} loss" if column == 0 else "")
         axes[0][column].set_title(panel.title)
         axes[-1][column].set_xlabel(panel.x_label)
-        if not together or len(panels) == 1:
+        if (not together or len(panels) == 1) and not all(curve.empty for curve in panel.curves):
             axes[0][column].legend(fontsize=7 if len(panel.curves) > 6 else 8)
     if together and len(panels) > 1:
-        handles, labels = axes[0][0].get_legend_handles_labels()
+        handles, labels = max((axis.get_legend_handles_labels() for axis in axes[0]), key=lambda pair: len(pair[1]))
         drawing.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)))
     return drawing
 
@@ -101,7 +101,8 @@ def _expanded(figure: FigureView) -> Any:
                 _curves(axis, panel, split, skip)
                 axis.set_title(f"{panel.title}: {split} loss{', last half' if line else ''}")
             axis.set_xlabel(panel.x_label)
-        axes[2 * index][0].legend()
+        if not all(curve.empty for curve in panel.curves):
+            axes[2 * index][0].legend()
     return drawing
 
 

@@ -55,6 +55,8 @@ def _links(claim: ClaimView, report: Report) -> str:
 def _measured(test: JudgedTest | None) -> str:
     if test is None:
         return '<span class="soft">nothing yet</span>'
+    if test.verdict == "not testable here":
+        return f'<p class="meta">{text(test.note)}</p>'
     return (
         f'{glyph(test)}<p class="numbers">{text(measured(test))}</p>'
         f'<p class="meta">holds {text(region_words(test.region))}{text(_beside(test))}</p>'
@@ -84,8 +86,10 @@ def _details(claim: ClaimView) -> str:
 
 
 def _test(test: JudgedTest) -> str:
-    seeds = ", ".join(f"seed {s}: {number(v, 4)}" for s, v in zip(test.seeds, test.values, strict=False))
-    note = f'<p class="meta">{text(test.note)}</p>' if test.note else ""
+    silent = test.verdict == "not testable here"
+    pairs = [] if silent else zip(test.seeds, test.values, strict=False)
+    seeds = ", ".join(f"seed {s}: {number(v, 4)}" for s, v in pairs)
+    note = f'<p class="meta">{text(test.note)}</p>' if test.note and not silent else ""
     return f'<li><p>{text(test.text)} {badge(test.verdict)}</p>{_measured(test)}<p class="meta">{text(seeds)}</p>{note}</li>'
 
 

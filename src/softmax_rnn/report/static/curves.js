@@ -72,9 +72,9 @@
     return [band, line];
   }
 
-  /* Numbers of tokens as 2M, learning rates as 0.003. */
+  /* Numbers of tokens as 2M, everything else as it is: 0.003. */
   function xFormat(panel) {
-    const format = panel.x_scale === "log" ? "~g" : "~s";
+    const format = panel.x_label === "tokens" ? "~s" : "~g";
     return { tickformat: format, hoverformat: format };
   }
 
