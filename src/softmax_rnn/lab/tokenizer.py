@@ -19,7 +19,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -219,24 +219,26 @@ def write_tokens(
     folder: Path,
     corpus: Corpus,
     tokenizer: PreTrainedTokenizerFast,
-    is_test: Callable[[str], bool],
+    split: Callable[[str], Sequence[tuple[str, bool]]],
     max_tokens: int | None,
     advance: Callable[[int, int], None],
 ) -> None:
     """Write the tokens of ``corpus`` to ``folder``, going on where an interrupted call stopped.
 
-    ``advance(documents, tokens)`` hears of the progress. With ``max_tokens`` the writing stops at the first portion
+    ``split(document)`` gives its parts, each with whether it is held out; a part ends with the end-of-text token. ``advance(documents, tokens)`` hears of the progress. With ``max_tokens`` the writing stops at the first portion
     beyond it.
     """
     shutil.rmtree(folder, ignore_errors=True)  # there only if it is damaged
     partial = folder.with_name(folder.name + ".partial")
     writer = _Writer.resume(partial, "uint16" if len(tokenizer) <= 2**16 else "uint32")
-    for texts in _portions(corpus.documents(writer.documents)):
+    for documents in _portions(corpus.documents(writer.documents)):
+        parts = [part for document in documents for part in split(document)]
+        texts = [text for text, _ in parts]
         encoded = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         rows: dict[str, list[list[int]]] = {split: [] for split in SPLITS}
-        for text, tokens in zip(texts, encoded, strict=True):
-            rows["test" if is_test(text) else "train"].append([*tokens.ids, tokenizer.eos_token_id])
-        writer.commit(rows, len(texts))
+        for (_, held_out), tokens in zip(parts, encoded, strict=True):
+            rows["test" if held_out else "train"].append([*tokens.ids, tokenizer.eos_token_id])
+        writer.commit(rows, len(documents))
         advance(writer.documents, writer.tokens)
         if max_tokens is not None and writer.tokens >= max_tokens:
             break

@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from ..cli import STOPPED
 from ..errors import UserError, printable
+from . import _also_a_function
 from .config import RunConfig, parse
 from .slurm import AGAIN
 
@@ -258,6 +259,8 @@ def command_line() -> str:
     words = sys.argv[1:]
     return shlex.join([*typed, *(words if words[:1] == ["train"] else ["train", *words])])
 
+
+_also_a_function(__name__)
 
 if __name__ == "__main__":
     from ..cli import main as cli
