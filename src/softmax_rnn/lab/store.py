@@ -64,6 +64,18 @@ class Run:
             value = value.get(part) if isinstance(value, dict) else None
         return value
 
+    def model(self) -> Any:
+        """The model of the newest checkpoint."""
+        from ..models import load_model
+
+        return load_model(self.folder)
+
+    def tokenizer(self) -> Any:
+        """The tokenizer beside it."""
+        from ..models import load_tokenizer
+
+        return load_tokenizer(self.folder)
+
     def columns(self) -> dict[str, Any]:
         """What tells this run from others."""
         mechanism = self.option("model.mechanism")

@@ -225,8 +225,8 @@ def write_tokens(
 ) -> None:
     """Write the tokens of ``corpus`` to ``folder``, going on where an interrupted call stopped.
 
-    ``split(document)`` gives its parts, each with whether it is held out; a part ends with the end-of-text token. ``advance(documents, tokens)`` hears of the progress. With ``max_tokens`` the writing stops at the first portion
-    beyond it.
+    ``split(document)`` gives its parts, each with whether it is held out; a part ends with the end-of-text token.
+    ``advance(documents, tokens)`` hears of the progress. With ``max_tokens`` the writing stops at the first portion beyond it.
     """
     shutil.rmtree(folder, ignore_errors=True)  # there only if it is damaged
     partial = folder.with_name(folder.name + ".partial")
