@@ -6,6 +6,7 @@ Every command reads text, YAML and JSON through here, and asks here whether it c
 from __future__ import annotations
 
 import contextlib
+import difflib
 import io
 import json
 import os
@@ -167,3 +168,18 @@ def check_folder(folder: Path, option: str, megabytes: int = 8) -> None:
         for p in made:
             with contextlib.suppress(OSError, ValueError):
                 p.rmdir()
+
+
+def nearest_name(path: str | Path) -> str:
+    """The end of a sentence about something that is not there: what is called much like it, beside it or among the runs."""
+    path = Path(path)
+    for folder in dict.fromkeys((path.parent, Path("runs"))):
+        try:
+            names = sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))
+        except (OSError, ValueError):
+            continue
+        begins = [name for name in names if path.name and name.startswith(path.name)]
+        near = begins or difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)
+        if near:
+            return f": did you mean {folder / near[0]}?"
+    return "."

@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
+import difflib
+import json
+import operator
+import re
+from collections.abc import Callable
 from typing import Any
 
 from .cli import Parser
-from .errors import printable
+from .errors import UserError, printable
 
 
 def main(argv: list[str]) -> int:
     """Print one of the three tables."""
-    parser = Parser("softmax-rnn list", description=__doc__)
+    parser = Parser("softmax-rnn list", description="Mechanisms, model sizes, and runs with what differs between them.")
     parser.add_argument("--sizes", action="store_true", help="model sizes with their parameter counts")
     parser.add_argument(
         "--runs", nargs="?", const="runs", metavar="FOLDER", help="finished and unfinished runs (default: runs)"
     )
+    runs = parser.add_argument_group("with --runs")
+    runs.add_argument(
+        "--sort", metavar="KEY", help="by a column or an option, such as test_loss or train.lr; -KEY: largest first"
+    )
+    runs.add_argument("--reverse", action="store_true", help="the largest first")
+    runs.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        metavar="TEST",
+        help="only these runs: KEY=VALUE, !=, <, >, <=, >=, for example status=done or 'test_loss<3'; may be repeated",
+    )
+    runs.add_argument("--json", action="store_true", help="everything about each run as JSON")
     options = parser.parse_args(argv)
-    lines = _sizes() if options.sizes else _runs(options.runs) if options.runs is not None else _mechanisms()
+    if options.runs is None and (options.sort or options.where or options.json):
+        raise UserError("--sort, --where and --json are for runs: add --runs.")
+    if options.sizes:
+        lines = _sizes()
+    elif options.runs is not None:
+        lines = _runs(options.runs, options.sort, options.reverse, options.where, options.json)
+    else:
+        lines = _mechanisms()
     print("\n".join(lines))
     return 0
 
@@ -54,24 +79,88 @@ def _sizes() -> list[str]:
     return lines
 
 
-def _runs(folder: str) -> list[str]:
+SHOWN = ("mechanism", "source", "size", "seed")  # of every run; more options where they differ
+RESULTS = ("status", "step", "train_loss", "test_loss")
+TEST = re.compile(r"([\w.]+)(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
+TESTS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq, "!=": operator.ne, "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge,
+}  # fmt: skip
+
+
+def _runs(folder: str, sort: str | None, reverse: bool, where: list[str], as_json: bool) -> list[str]:
     from .lab.store import runs_table
 
     rows = runs_table(folder)
+    for test in where:
+        rows = [row for row in rows if _passes(row, test, rows)]
+    if sort is not None:
+        _check_key(sort, rows)
+        known = [row for row in rows if _value(row, sort) is not None]
+        known.sort(key=lambda row: _comparable(_value(row, sort)), reverse=reverse)
+        rows = known + [row for row in rows if _value(row, sort) is None]
+    if as_json:
+        return [json.dumps(rows, indent=1, default=str)]
     if not rows:
-        return [printable(f"There are no runs in {folder}.")]
-    columns = ("mechanism", "source", "size", "seed", "status", "step", "train_loss", "test_loss", "folder")
-    table = [list(columns), *([_cell(row, column) for column in columns] for row in rows)]
+        return [printable(f"There are no {'such ' if where else ''}runs in {folder}.")]
+    swept = _swept(rows)
+    columns = [*SHOWN, *swept, *RESULTS, "folder"]
+    table = [columns, *([_cell(row, column) for column in columns] for row in rows)]
     widths = [max(len(line[i]) for line in table) for i in range(len(columns) - 1)]
     lines = [" ".join([*map(_padded, line, widths), line[-1]]) for line in table]
     return lines + [printable(row["note"]) for row in rows if row["note"] is not None]
 
 
+def _swept(rows: list[dict[str, Any]]) -> list[str]:
+    """Options that differ between the runs, beyond those that are always shown."""
+    always = {"model.mechanism", "data.source", "model.size", "seed"}
+    whole = [row["options"] for row in rows if row["options"]]
+    names = dict.fromkeys(name for options in whole for name in options if name not in always)
+    return [name for name in names if len({json.dumps(o.get(name), sort_keys=True, default=str) for o in whole}) > 1]
+
+
+def _value(row: dict[str, Any], key: str) -> Any:
+    """Of a column, of an option by its dotted name, or by its last word where only one option ends so."""
+    if key in row or key in row["options"]:
+        return row.get(key, row["options"].get(key))
+    ends = [name for name in row["options"] if name.rpartition(".")[2] == key]
+    return row["options"][ends[0]] if len(ends) == 1 else None
+
+
+def _check_key(key: str, rows: list[dict[str, Any]]) -> None:
+    if rows and all(_value(row, key) is None for row in rows):
+        known = {name for row in rows for name in [*row, *row["options"]]}
+        near = difflib.get_close_matches(key, sorted(known), n=1)
+        raise UserError(f"No run has {key!r}{f': did you mean {near[0]}?' if near else '.'}")
+
+
+def _passes(row: dict[str, Any], test: str, rows: list[dict[str, Any]]) -> bool:
+    match = TEST.fullmatch(test)
+    if match is None:
+        raise UserError(f"--where takes KEY=VALUE, or with != < > <= >=, got {test!r}.")
+    key, sign, wanted = match.groups()
+    _check_key(key, rows)
+    value = _value(row, key)
+    if value is None:
+        return sign == "!=" or (sign == "=" and wanted in ("", "null"))
+    try:
+        return TESTS[sign](float(value), float(wanted))
+    except (TypeError, ValueError):
+        return TESTS[sign](str(value), wanted)
+
+
+def _comparable(value: Any) -> tuple[bool, float, str]:
+    """Numbers before words."""
+    number = isinstance(value, int | float)
+    return not number, float(value) if number else 0.0, str(value)
+
+
 def _cell(row: dict[str, Any], column: str) -> str:
-    value = row[column]
+    value = _value(row, column)
     if column == "step":
         return f"{value:,}/{row['steps']:,}" if row["steps"] is not None else str(value)
-    return "-" if value is None else f"{value:.4f}" if isinstance(value, float) else printable(value)
+    if column in RESULTS and isinstance(value, float):
+        return f"{value:.4f}"
+    return "-" if value is None else printable(value)
 
 
 def _padded(text: str, width: int) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from softmax_rnn import cli
-from softmax_rnn.lab.config import from_dict, to_yaml
+
+from .runs import a_run
 
 Refused = Callable[..., str]
 LOOP = "a: &a [*a]"
@@ -219,24 +218,6 @@ def test_list_runs_where_there_are_none(tmp_path: Path, capsys: pytest.CaptureFi
     for place in ("/proc", "/nowhere", str(tmp_path), "a\x1b[2Jb"):
         assert cli.main(["list", "--runs", place]) == 0
         assert capsys.readouterr().out.count("\n") == 1
-
-
-def a_run(folder: Path, **files: bytes | None) -> None:
-    """A finished run, with some files replaced or removed."""
-    folder.mkdir(parents=True)
-    rows: list[dict[str, Any]] = [
-        {"step": 20, "train_loss": 3.0, "spikes": 0, "tokens": 8},
-        {"step": 20, "test_loss": 2.5, "tokens": 8},
-        {"step": 20, "event": "done", "tokens": 8},
-    ]
-    content: dict[str, bytes | None] = {
-        "config.yaml": to_yaml(from_dict({}, "tiny")).encode(),
-        "metrics.jsonl": "".join(json.dumps(row) + "\n" for row in rows).encode(),
-        "environment.json": b"{}",
-    }
-    for name, data in (content | files).items():
-        if data is not None:
-            (folder / name).write_bytes(data)
 
 
 def test_one_damaged_run_does_not_hide_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

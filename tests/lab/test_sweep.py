@@ -197,7 +197,7 @@ def test_a_sweep_skips_goes_on_and_finishes(tmp_path: Path, corpus: Path, capfd:
         "tokens",
         "folder",
     }
-    assert told | {"status", "step", "seconds", "note"} == set(table[0])
+    assert told | {"status", "step", "seconds", "note", "options"} == set(table[0])
     capfd.readouterr()
     assert cli.main(["sweep", str(file), "--jobs", "2"]) == 0  # nothing left: the table, at once
     assert capfd.readouterr().err.count("done") == 3

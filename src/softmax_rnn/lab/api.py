@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..files import nearest_name
 from .config import RunConfig, from_dict
 from .options import all_options
 from .store import Run, read_run
@@ -97,17 +98,4 @@ def load_run(folder: str | Path) -> Run:
     try:
         return read_run(folder)
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"There is no run {folder}{nearest_run(folder)}.") from None
-
-
-def nearest_run(folder: Path) -> str:
-    """The end of a sentence about a run that is not there: one that is called much like it, or where to look."""
-    try:
-        names = sorted(p.parent.name for p in folder.parent.glob("*/config.yaml"))
-    except OSError:
-        names = []
-    starts = [name for name in names if name.startswith(folder.name)] if folder.name else []
-    near = starts or difflib.get_close_matches(folder.name, names, n=1, cutoff=0.5)
-    if near:
-        return f": did you mean {folder.parent / near[0]}?"
-    return f"; softmax-rnn list --runs {folder.parent} shows those there are" if names else ""
+        raise UserError(f"There is no run {folder}{nearest_name(folder)}") from None

@@ -76,6 +76,16 @@ class Run:
 
         return load_tokenizer(self.folder)
 
+    def options(self) -> dict[str, Any]:
+        """The configuration by dotted names, without where and how the work was done."""
+        flat = {
+            f"{group}.{name}": value
+            for group, options in self.config.items()
+            if isinstance(options, dict) and group != "run"
+            for name, value in options.items()
+        }
+        return {k: v for k, v in self.config.items() if not isinstance(v, dict) and k != "name"} | flat
+
     def columns(self) -> dict[str, Any]:
         """What tells this run from others."""
         mechanism = self.option("model.mechanism")
@@ -175,7 +185,7 @@ def runs_table(root: str | Path) -> list[dict[str, Any]]:
         run.columns()
         | {"status": run.status, "step": run.step, "steps": run.option("train.steps")}
         | {key: run.last(key) for key in ("train_loss", "test_loss", "test_accuracy", "spikes", "tokens", "seconds")}
-        | {"folder": str(run.folder), "note": run.damage}
+        | {"folder": str(run.folder), "note": run.damage, "options": run.options()}
         for run in find_runs(root)
     ]
 

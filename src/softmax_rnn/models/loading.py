@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import MechanismError, UserError
+from ..files import nearest_name
 from .patching import restore
 
 
@@ -65,7 +66,8 @@ def _cannot_load(what: str, path: str | Path, error: Exception) -> UserError:
             f"{path} brings Python code of its own to load its {what}, which is not run unless you trust it: "
             "read it, and then say --trust-remote-code (trust_remote_code=True)."
         )
-    return UserError(f"Cannot load a {what} from {path}: {first_line(error)}")
+    near = nearest_name(path) if not Path(path).exists() else "."
+    return UserError(f"Cannot load a {what} from {path}{f': {first_line(error)}' if near == '.' else near}")
 
 
 def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -144,7 +146,7 @@ def locate(path: str | Path) -> tuple[str | Path, dict[str, str]]:
     if local.is_dir():
         return _last_checkpoint(local), {}
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(path)):
-        raise UserError(f"{path} does not exist.")
+        raise UserError(f"{path} does not exist{nearest_name(local)}")
     return str(path), {}
 
 

@@ -1,0 +1,104 @@
+"""``list --runs``: what differs, sorted, filtered, as JSON; and names that are almost right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from softmax_rnn import cli
+
+from .runs import a_run
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for i, (lr, mechanism, loss) in enumerate([("1e-3", "norm", 2.5), ("1e-2", "gate", 2.0), ("1e-2", "norm", 3.0)]):
+        a_run(tmp_path / f"run{i}", {"train": {"lr": lr}, "model": {"mechanism": mechanism}, "name": f"n{i}"}, loss)
+    return tmp_path
+
+
+def listed(capsys: pytest.CaptureFixture[str], *argv: str) -> list[list[str]]:
+    assert cli.main(["list", "--runs", *argv]) == 0
+    return [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+def names(lines: list[list[str]]) -> list[str]:
+    return [Path(line[-1]).name for line in lines[1:]]
+
+
+def test_swept_keys_are_columns(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    head, first, *_ = listed(capsys, str(runs))
+    assert head == [
+        "mechanism",
+        "source",
+        "size",
+        "seed",
+        "train.lr",
+        "status",
+        "step",
+        "train_loss",
+        "test_loss",
+        "folder",
+    ]
+    assert dict(zip(head, first, strict=True))["train.lr"] == "0.001"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--sort", "test_loss"], ["run1", "run0", "run2"]),
+        (["--sort", "test_loss", "--reverse"], ["run2", "run0", "run1"]),
+        (["--sort", "lr"], ["run0", "run1", "run2"]),
+        (["--sort", "mechanism"], ["run1", "run0", "run2"]),
+        (["--where", "mechanism=norm"], ["run0", "run2"]),
+        (["--where", "mechanism!=norm"], ["run1"]),
+        (["--where", "lr=1e-2", "--where", "test_loss<2.5"], ["run1"]),
+        (["--where", "train.lr<=0.001"], ["run0"]),
+        (["--where", "status=done", "--where", "seed=0"], ["run0", "run1", "run2"]),
+    ],
+)
+def test_sort_and_where(
+    runs: Path, capsys: pytest.CaptureFixture[str], options: list[str], expected: list[str]
+) -> None:
+    assert names(listed(capsys, str(runs), *options)) == expected
+
+
+def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "--runs", str(runs), "--json", "--where", "mechanism=gate"]) == 0
+    (only,) = json.loads(capsys.readouterr().out)
+    assert (only["test_loss"], only["options"]["train.lr"], only["note"]) == (2.0, 0.01, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--sort", "tset_loss"], "did you mean test_loss?"),
+        (["--where", "mechanism"], "--where takes KEY=VALUE"),
+        (["--where", "nothing=3"], "No run has 'nothing'"),
+    ],
+)
+def test_wrong_keys(runs: Path, capsys: pytest.CaptureFixture[str], options: list[str], says: str) -> None:
+    assert cli.main(["list", "--runs", str(runs), *options]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_options_without_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "--json"]) == 2
+    assert "add --runs" in capsys.readouterr().err
+
+
+def test_a_wrong_name_suggests_the_nearest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_run(tmp_path / "runs" / "norm-tunes-845a626a08")
+    monkeypatch.chdir(tmp_path)
+    for name in (
+        "runs/norm-tunes",
+        "runs/nrom-tunes-845a626a08",
+        "./runs/norm-tuned-845a626a08",
+        "norm-tunes-845a626a",
+    ):
+        assert cli.main(["generate", name, "--prompt", "x"]) == 2
+        assert "did you mean runs/norm-tunes-845a626a08?" in capsys.readouterr().err, name
