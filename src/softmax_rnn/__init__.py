@@ -11,6 +11,8 @@ transformers, and ``softmax-rnn --help`` neither.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from . import _auto
+
 __version__ = "0.2.0"
 
 _HOME = {
@@ -19,7 +21,17 @@ _HOME = {
     "errors": ["MechanismError", "MechanismWarning", "UserError"],
     "forms": ["explain"],
     "microscope.inspection": ["inspect"],
-    "models": ["SoftmaxRnnConfig", "SoftmaxRnnForCausalLM", "load_authors", "patch", "unpatch"],
+    "models": [
+        "SoftmaxRnnConfig",
+        "SoftmaxRnnForCausalLM",
+        "SoftmaxRnnForMaskedLM",
+        "SoftmaxRnnForSequenceClassification",
+        "SoftmaxRnnForTokenClassification",
+        "SoftmaxRnnModel",
+        "load_authors",
+        "patch",
+        "unpatch",
+    ],
     "slots.base": ["Input"],
     "slots.denominators": ["Denominator", "Length", "Sum", "Unnormalised"],
     "slots.feature_maps": ["CosReweighted", "FeatureMap", "RandomFeatures"],
@@ -45,6 +57,10 @@ if TYPE_CHECKING:
     from .microscope.inspection import inspect as inspect
     from .models import SoftmaxRnnConfig as SoftmaxRnnConfig
     from .models import SoftmaxRnnForCausalLM as SoftmaxRnnForCausalLM
+    from .models import SoftmaxRnnForMaskedLM as SoftmaxRnnForMaskedLM
+    from .models import SoftmaxRnnForSequenceClassification as SoftmaxRnnForSequenceClassification
+    from .models import SoftmaxRnnForTokenClassification as SoftmaxRnnForTokenClassification
+    from .models import SoftmaxRnnModel as SoftmaxRnnModel
     from .models import load_authors as load_authors
     from .models import patch as patch
     from .models import unpatch as unpatch
@@ -83,3 +99,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_MODULE])
+
+
+_auto.install()

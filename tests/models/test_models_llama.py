@@ -215,8 +215,6 @@ def test_other_implementations_are_refused(make, small, ids):
     with pytest.raises(sr.MechanismError, match="leave it out"):
         SoftmaxRnnForCausalLM(SoftmaxRnnConfig(**small, attn_implementation="flash_attention_2"))
     model = make("norm")
-    with pytest.raises(sr.MechanismError, match="output_attentions"):
-        model(ids, output_attentions=True)
     with pytest.raises(sr.MechanismError, match="score mask"):
         model(ids, attention_mask=torch.zeros(2, 1, 11, 11))
 

@@ -55,6 +55,32 @@ def attend(
     return compute(q, k[:, :, old:], v[:, :, old:], m, key_padding_mask=new, state=state, **options)
 
 
+LONGEST = 1024  # tokens for which weights are given
+
+
+def weights(
+    q: Tensor, k: Tensor, m: Mechanism, keep: Tensor | None, documents: Tensor | None, causal: bool, **options: Any
+) -> Tensor:
+    """w_ts / Z_t, before gates and norm, (B, H, Tq, Tk): what the mechanism makes of values that are 1 at one key each."""
+    T = k.shape[2]
+    if max(T, q.shape[2]) > LONGEST:
+        raise MechanismError(
+            f"output_attentions=True makes T x T weights, which is for rows of at most {LONGEST:,} tokens, got {T:,}: "
+            "leave it out, or take a shorter row."
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MechanismWarning)
+        plain = replace(m, output_gate=None, norm=None, allow_signed=True)
+    if "length_exponent" not in plain.parameters:
+        options.pop("length_exponent", None)
+    one = torch.eye(T, dtype=q.dtype, device=q.device).expand(*k.shape[:2], T, T)
+    if not causal:
+        return compute(
+            q, k, one, plain, causal=False, form="reference", key_padding_mask=keep, segment_ids=documents, **options
+        )
+    return attend(q, k, one, plain, keep, documents, form="reference", **options)
+
+
 def ungated(m: Mechanism) -> Mechanism:
     """What the layer asks ``attention`` for: it gates the values itself, before they go into a cache."""
     with warnings.catch_warnings():
@@ -89,12 +115,8 @@ class SoftmaxRnnAttention(LlamaAttention):
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
         **kwargs: Any,
-    ) -> tuple[Tensor, None]:
+    ) -> tuple[Tensor, Tensor | None]:
         """As in the base class; ``attention_mask`` is as ``masks`` describes it."""
-        if kwargs.get("output_attentions"):
-            raise MechanismError(
-                "No T x T attention weights are ever made, so output_attentions=True has nothing to give."
-            )
         assert position_embeddings is not None
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
         q, k, v = (proj(hidden_states).view(shape).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj))
@@ -106,7 +128,10 @@ class SoftmaxRnnAttention(LlamaAttention):
         out = self.attend(q, k, v, attention_mask, past_key_values, causal, hidden_states)
         if self.norm_factor != 1.0:
             out = out * self.norm_factor
-        return self.o_proj(out.transpose(1, 2).reshape(*hidden_states.shape[:-1], -1)), None
+        out = self.o_proj(out.transpose(1, 2).reshape(*hidden_states.shape[:-1], -1))
+        if not kwargs.get("output_attentions"):
+            return out, None
+        return out, self.weights(q, k, attention_mask, past_key_values, causal)
 
     def adjust(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
         """A place for subclasses to change the vectors; here they stay as they are."""
@@ -148,13 +173,34 @@ class SoftmaxRnnAttention(LlamaAttention):
             step = self.step(q, k, v, hidden_states, mask, layer)
             return cache.update(k, v, self.layer_idx, step)[0]
         k, v = cache.update(k, v, self.layer_idx)
+        k, v, keep = self.in_cache(k, v, mask, cache, q.shape[2])
+        return attend(q, k, v, self.computed, keep, **self.options(hidden_states))
+
+    def in_cache(
+        self, k: Tensor, v: Tensor, mask: masks.Mask, cache: Cache, queries: int
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Of all that a cache gives back, the keys and values that are there, and which of them count."""
         layer, room, what = cache.layers[self.layer_idx], k.shape[2], mask.what
         if what is not None or isinstance(layer, StaticLayer):
             keep = None if what is None else masks.columns(what == masks.KEY, 0, room)
             keys = layer.get_seq_length() if isinstance(layer, StaticLayer) else room
             what = masks.read(masks.places(keep, keys, room, k.shape[0], k.device)).what
-        k, v, keep = masks.in_use(k, v, what, q.shape[2])
-        return attend(q, k, v, self.computed, keep, **self.options(hidden_states))
+        return masks.in_use(k, v, what, queries)
+
+    def weights(self, q: Tensor, k: Tensor, attention_mask: Tensor | None, cache: Cache | None, causal: bool) -> Tensor:
+        """For ``output_attentions``, (B, H, Tq, Tk); the cache has these tokens already."""
+        mask = masks.read(attention_mask)
+        keep, documents = mask.keep, mask.documents
+        if cache is not None:
+            layer: Any = cache.layers[self.layer_idx]
+            if isinstance(layer, KroneckerLayer) or layer.keys is None or layer.values is None:
+                raise MechanismError(
+                    "A cache of states has no keys to give weights to: for output_attentions=True say use_cache=False, or "
+                    "past_key_values=DynamicCache()."
+                )
+            k, _, keep = self.in_cache(layer.keys, layer.values, mask, cache, q.shape[2])
+        exponent = None if self.norm_const is None else self.norm_const.flatten()
+        return weights(q, k, self.computed, keep, documents, causal, length_exponent=exponent)
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, mask: masks.Mask, layer: KroneckerLayer

@@ -9,8 +9,10 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers import (
@@ -24,7 +26,7 @@ from transformers import (
 )
 from transformers import initialization as init
 from transformers.cache_utils import Cache
-from transformers.models.llama.modeling_llama import LlamaPreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaPreTrainedModel
 
 from ..errors import MechanismError, MechanismWarning
 from ..slots.mechanism import Mechanism
@@ -32,6 +34,7 @@ from ..slots.presets import mechanism as resolve
 from . import masks
 from .attention import LENGTH_EXPONENT, SoftmaxRnnAttention, ungated
 from .cache import layer_type
+from .saving import AUTO_MAP, write_card, write_stub
 
 
 @strict
@@ -42,6 +45,7 @@ class SoftmaxRnnConfig(LlamaConfig):
         mechanism: a preset's name, a ``Mechanism`` (or its ``to_dict``), or a list of these, one per layer.
         use_cache: whether a plain forward pass returns a cache. Unlike Llama's it does not unless asked (``generate``
             asks): without a cache each mechanism takes its cheapest form, and packed documents are recognised.
+        is_causal: False lets every token see every other one, in all models but the causal one.
         norm_scale: how large the output of the mechanism's norm starts: the first weight of RMS and layer norm, and a fixed
             factor of the L2 norm, which has no weight.
         authors_cosine: set by ``load_authors`` only, for ``linear_cosine`` as the authors' code computes it.
@@ -54,11 +58,14 @@ class SoftmaxRnnConfig(LlamaConfig):
 
     mechanism: Any = "softmax"
     use_cache: bool = False
+    is_causal: bool = True
+    auto_map: Any = None
     norm_scale: float = 1.0
     authors_cosine: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
         _check_heads(self)
+        self.auto_map = self.auto_map or {}
         super().__post_init__(**kwargs)
         self.layer_mechanisms()
         if isinstance(self.mechanism, list) and len(self.mechanism) > self.num_hidden_layers:
@@ -100,6 +107,17 @@ class SoftmaxRnnConfig(LlamaConfig):
     def validate_layer_type(self) -> None:
         """Nothing to check: ``layer_types`` follows from the mechanism."""
 
+    def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **options: Any) -> None:
+        """As always, with a stub beside it by which transformers finds this package."""
+        self.auto_map = dict(AUTO_MAP)
+        if not Path(save_directory).is_file():  # transformers will say what is wrong with that
+            write_stub(save_directory)
+        super().save_pretrained(save_directory, push_to_hub=push_to_hub, **options)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing to register: a saved folder always carries the stub, never a copy of this code."""
+
 
 def _wrong_number(config: SoftmaxRnnConfig) -> MechanismError:
     return MechanismError(
@@ -133,6 +151,19 @@ class SoftmaxRnnPreTrainedModel(LlamaPreTrainedModel):
     config: SoftmaxRnnConfig
     config_class = SoftmaxRnnConfig
     _supports_flash_attn = _supports_flex_attn = False
+    _can_record_outputs = {"hidden_states": LlamaDecoderLayer, "attentions": SoftmaxRnnAttention}  # noqa: RUF012
+
+    def save_pretrained(  # type: ignore[override]
+        self, save_directory: Any, is_main_process: bool = True, **options: Any
+    ) -> None:
+        """As always, with a model card."""
+        if is_main_process and not Path(save_directory).is_file():  # transformers will say what is wrong with that
+            write_card(save_directory, self.config, type(self).__name__, parameters=self.num_parameters())
+        super().save_pretrained(save_directory, is_main_process=is_main_process, **options)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Nothing to register: a saved folder always carries the stub, never a copy of this code."""
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """There is one implementation, the mechanism; its name brings our masks with it."""
@@ -183,6 +214,7 @@ class SoftmaxRnnModel(SoftmaxRnnPreTrainedModel, LlamaModel):
                 "config.mechanism was changed after the model was built, and its layers are of the old one: save the model "
                 "and load it with from_pretrained(folder, mechanism=...)."
             )
+        kwargs.setdefault("is_causal", self.config.is_causal)
         if use_cache is None:
             use_cache = self.config.use_cache
         if use_cache and past_key_values is None:
@@ -211,8 +243,12 @@ class SoftmaxRnnForCausalLM(SoftmaxRnnPreTrainedModel, LlamaForCausalLM):
     def __init__(self, config: SoftmaxRnnConfig) -> None:
         # All of Llama first, and then the attention: so a seed gives Llama's other weights with every mechanism.
         super().__init__(config)
-        self.model.__class__ = SoftmaxRnnModel
-        self.model.use_mechanism()
+        with torch.device("meta"):
+            body = SoftmaxRnnModel(config)
+        for name, child in self.model.named_children():
+            setattr(body, name, child)
+        body.use_mechanism()
+        self.model = body
         # transformers would copy the config's, which is about forward passes.
         self.generation_config.use_cache = True
         self.post_init()
@@ -236,6 +272,6 @@ def _attention_class(config: SoftmaxRnnConfig) -> type[SoftmaxRnnAttention]:
     return SoftmaxRnnAttention
 
 
-AutoConfig.register(SoftmaxRnnConfig.model_type, SoftmaxRnnConfig)
+AutoConfig.register(SoftmaxRnnConfig.model_type, SoftmaxRnnConfig, exist_ok=True)
 AutoModel.register(SoftmaxRnnConfig, SoftmaxRnnModel)
 AutoModelForCausalLM.register(SoftmaxRnnConfig, SoftmaxRnnForCausalLM)

@@ -1,0 +1,74 @@
+"""transformers' ``Auto`` classes know our models after ``import softmax_rnn``, whichever of the two is imported first.
+
+Neither import brings the other: ``install`` puts a promise into transformers' table of configurations, at once if the table is
+there, or else at the moment it is imported. The promise is kept (``softmax_rnn.models`` is imported, which registers all
+classes) when a folder of ours is first opened.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+MODEL_TYPE = "softmax_rnn"
+TABLE = "transformers.models.auto.configuration_auto"
+
+
+class _Promise(dict[str, Any]):
+    """Configurations that were registered, and ours, which is imported when it is asked for."""
+
+    def __contains__(self, key: object) -> bool:
+        return key == MODEL_TYPE or super().__contains__(key)
+
+    def __missing__(self, key: str) -> Any:
+        if key != MODEL_TYPE:
+            raise KeyError(key)
+        return importlib.import_module("softmax_rnn.models").SoftmaxRnnConfig
+
+
+def _promise(table: ModuleType) -> None:
+    mapping = table.CONFIG_MAPPING
+    if not isinstance(mapping._extra_content, _Promise):
+        mapping._extra_content = _Promise(mapping._extra_content)
+
+
+class _AfterImport(MetaPathFinder):
+    """Finds the table as always, and adds the promise to it once it is loaded."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != TABLE:
+            return None
+        sys.meta_path.remove(self)  # it comes once
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(Loader):
+    def __init__(self, own: Loader) -> None:
+        self.own = own
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.own.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.own.exec_module(module)
+        _promise(module)
+
+    def __getattr__(self, name: str) -> Any:  # whatever else a loader can do, such as give the source
+        return getattr(self.own, name)
+
+
+def install() -> None:
+    """Make the promise; calling it again does nothing."""
+    if TABLE in sys.modules:
+        _promise(sys.modules[TABLE])
+    elif not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterImport())
