@@ -193,6 +193,28 @@ def _interrupt(step: int) -> None:
     _wrap(trainer.RunTrainer, "training_step", step, ask)
 
 
+def _signals(what: tuple[int, int]) -> None:
+    """The same signal twice in one step, as schedulers do it."""
+    from softmax_rnn.lab import trainer
+
+    def ask(original: Any, args: Any, kwargs: Any) -> Any:
+        os.kill(os.getpid(), what[1])
+        os.kill(os.getpid(), what[1])
+        return original(*args, **kwargs)
+
+    _wrap(trainer.RunTrainer, "training_step", what[0], ask)
+
+
+def _early_signal(number: int) -> None:
+    from softmax_rnn.lab import data
+
+    def ask(original: Any, args: Any, kwargs: Any) -> Any:
+        os.kill(os.getpid(), number)
+        return original(*args, **kwargs)
+
+    _wrap(data, "prepare", 1, ask)
+
+
 def _poison(step: int) -> None:
     """From this step on, the loss is not a number."""
     from softmax_rnn.lab import trainer
@@ -249,6 +271,8 @@ FAULTS: dict[str, Any] = {
     "file limit": _file_limit,
     "no space for text": _no_space_for_text,
     "interrupt": _interrupt,
+    "signals": _signals,
+    "early signal": _early_signal,
     "poison": _poison,
 }
 

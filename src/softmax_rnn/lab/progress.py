@@ -112,7 +112,8 @@ class StopSignals:
     """Ctrl-C, SIGTERM, and SIGUSR2, which schedulers send before a time limit.
 
     The first one asks: ``asked`` is its number, and training saves and stops after the current step. Before training has begun
-    (``may_raise``) there is nothing to save, and it raises ``KeyboardInterrupt`` at once. A second one does what it always does.
+    (``may_raise``) there is nothing to save, and it raises ``KeyboardInterrupt`` at once. A second Ctrl-C stops at once; schedulers
+    repeat themselves, so that a second SIGTERM means what the first one did.
     """
 
     def __init__(self, may_raise: bool = False) -> None:
@@ -127,13 +128,20 @@ class StopSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number in list(self._before):
+            self._give_back(number)
+
+    def _give_back(self, number: int) -> None:
+        handler = self._before.pop(number, None)
+        if handler is not None:
             signal.signal(number, handler)
-        self._before = {}
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self._give_back(number)
+        if self.asked is not None:
+            return
         self.asked = number
-        self.__exit__()
         if self.may_raise:
             raise KeyboardInterrupt
 
