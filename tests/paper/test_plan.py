@@ -12,7 +12,7 @@ from softmax_rnn import cli
 from softmax_rnn.lab.train import micro_batch
 from softmax_rnn.models.sizes import parameter_count
 from softmax_rnn.paper.catalog import FIGURES, of_scale
-from softmax_rnn.paper.figures import LOOK, color, label
+from softmax_rnn.paper.figures import LOOK, color, dash, label
 from softmax_rnn.paper.reproduce import GPUS, cost, plan, read_options
 from softmax_rnn.paper.scales import BASE, CHANGES, LARGE, LONG, SCALES, Cell, mechanism_of
 from softmax_rnn.paper.summary import command
@@ -32,6 +32,8 @@ def test_every_mechanism_exists_and_has_a_name(figure) -> None:
     scale = SCALES["quick" if figure.name == "quick" else "cpu"]
     for panel in figure.panels(scale):
         assert len({label(name) for name in panel.mechanisms}) == len(panel.mechanisms)
+        looks = [(color(name), dash(name)) for name in panel.mechanisms]
+        assert len(set(looks)) == len(looks), panel.title  # no two curves look alike
         for name in panel.mechanisms:
             assert isinstance(mechanism_of(name), sr.Mechanism)
             assert name in LOOK or "order" in label(name)

@@ -111,14 +111,14 @@ WHY = Figure(
         Claim(
             "clamp_is_not_the_reason",
             "4.5",
-            "They are behind without the clamp, too.",
+            "Without the clamp RMS and layer norm are still behind the L2 norm.",
             (worse("rms_free", "norm"), worse("layer_free", "norm")),
             ours=True,
         ),
         Claim(
             "small_start_cures_the_lag",
             "4.5",
-            "They match the L2 norm when their weight starts at 1/√d, with and without the clamp.",
+            "RMS and layer norm match the L2 norm when their weight starts at 1/√d, with and without the clamp.",
             (
                 matches("rms_small", "norm"),
                 matches("layer_small", "norm"),
