@@ -108,6 +108,10 @@ class Problem:
         padded = isinstance(past, KVState) and past.keep is not None
         return self.keep is not None or self.k.shape[2] == 0 or padded
 
+    def seeing(self, count: Tensor) -> Tensor:
+        """The queries, 0 where they see no key: whatever stands there must not spread, not even into gradients."""
+        return self.q.masked_fill(count == 0, 0.0) if self.may_be_empty else self.q
+
     def with_past(self, past: KVState | None) -> tuple[KVState, Context]:
         """All keys and values so far, and who sees them."""
         now = KVState(
@@ -180,6 +184,8 @@ def prepare(
     if not m.kernel.exponential or m.decay == "channel":  # feature maps and polynomials in full precision
         q, k = q.to(wide), k.to(wide)
     before = 0 if state is None else state.tokens
+    if m.kernel.longest is not None and before + k.shape[2] > m.kernel.longest:
+        raise MechanismError(f"'{m}' is for at most {m.kernel.longest} tokens, got {before + k.shape[2]}.")
     positions = torch.arange(k.shape[2], device=k.device) + before
     own = (
         positions[k.shape[2] - q.shape[2] :]
@@ -418,7 +424,10 @@ def _check_memory(m: Mechanism, dims: Dims, q: Tensor, state: State) -> None:
     else:
         assert isinstance(state, KroneckerState)
         memory, dtype, sizes = state.moments, state.moments.dtype, (*_ends(state.moments), state.head_dim)
-        expected, columns = torch.promote_types(q.dtype, torch.float32), dims.value_dim + int(m.denominator.needs_sum)
+        expected, columns = (
+            torch.promote_types(q.dtype, torch.float32),
+            dims.value_dim + int(m.denominator.needs_sum or isinstance(m.kernel, Near)),
+        )
     if dtype != expected:
         raise MechanismError(
             f"The state holds {dtype} numbers, inputs of {q.dtype} need {expected}: stay with one dtype."

@@ -8,10 +8,27 @@ import softmax_rnn as sr
 from softmax_rnn.forms import FORMS
 from softmax_rnn.problem import Dims, Setting
 
+# Windows that end within the tests' short sequences, and what a denominator makes of decay.
+for _name, _mechanism in {
+    "near_4": sr.Mechanism(sr.Near(sr.Exp(), sr.Taylor(2), window=4), sr.Sum()),
+    "near_1_norm": sr.Mechanism(sr.Near(sr.Exp(), sr.Taylor(2), window=1), sr.Unnormalised(), norm="l2"),
+    "length_decay": sr.Mechanism(sr.Exp(), sr.Length(), decay="token"),
+    "taylor_length_decay": sr.Mechanism(sr.Taylor(2), sr.Length(), decay="token"),
+    "clamp_decay": sr.Mechanism(sr.Exp(clamp=1.0), sr.Sum(min=1.0), decay="token"),
+    "clamp_channel": sr.Mechanism(sr.Exp(clamp=1.0), sr.Sum(), decay="channel"),
+    "taylor_channel": sr.Mechanism(sr.Taylor(2), sr.Sum(), decay="channel"),
+    "softcap": sr.Mechanism(sr.Exp(softcap=2.0), sr.Sum()),
+    "softcap_decay_sink": sr.Mechanism(sr.Exp(softcap=2.0), sr.Sum(sink=True), decay="head"),
+    "linear_exp": sr.Mechanism(sr.Linear("exp"), sr.Sum()),
+    "linear_softmax": sr.Mechanism(sr.Linear("softmax"), sr.Sum()),
+    "linear_relu2": sr.Mechanism(sr.Linear("relu2"), sr.Sum(eps=1e-6)),
+}.items():
+    sr.register(_name, _mechanism)
+
 # Every named preset, and members of each family (odd orders only where they are allowed).
 NAMES = [
     *sr.mechanisms(), "taylor0", "taylor1_norm", "taylor2", "taylor3_norm", "taylor4", "elu0", "elu2", "elu3_norm",
-    "relu3", "relu2_norm", "cosine1", "cosine3", "cosine2_norm",
+    "relu3", "relu2_norm", "cosine1", "cosine3", "cosine2_norm", "taylor2_decay", "taylor3_norm_decay", "elu2_decay",
 ]  # fmt: skip
 FINITE = [n for n in NAMES if sr.mechanism(n).kernel.finite]
 
@@ -48,6 +65,21 @@ class Problem:
             low, high = max(x.low, -2.0), min(x.high, 2.0)
             args[x.name] = value if x.low == -x.high else (low + (high - low) * torch.sigmoid(value))
         return {n: x.requires_grad_() if leaves else x for n, x in args.items()}
+
+
+def looks_back(name):
+    """Is the mechanism for causal attention only?"""
+    m = sr.mechanism(name)
+    return m.decay is not None or m.update == "delta" or isinstance(m.kernel, sr.Near)
+
+
+def piece(name, args, begin, end):
+    """The tokens begin .. end - 1 of everything that has tokens."""
+    axes = {"q": 2, "k": 2, "v": 2, "key_padding_mask": 1, "segment_ids": 1}
+    for x in sr.mechanism(name).inputs:
+        if x.per_token:
+            axes[x.name] = 2
+    return {n: x.narrow(axes[n], begin, end - begin) if n in axes else x for n, x in args.items()}
 
 
 def forms(name, causal=True, **setting):

@@ -9,38 +9,33 @@ from hypothesis import strategies as st
 
 import softmax_rnn as sr
 
-from .problems import FINITE, NAMES, Problem, assert_same
+from .problems import FINITE, NAMES, Problem, assert_same, forms, piece
 
 T = 17
-SEQUENCES = {"q": 2, "k": 2, "v": 2, "input_gate": 2, "output_gate": 2, "key_padding_mask": 1, "segment_ids": 1}
-
-
-def piece(args, begin, end):
-    return {n: x.narrow(SEQUENCES[n], begin, end - begin) if n in SEQUENCES else x for n, x in args.items()}
 
 
 def stream(name, args, cuts, form):
     state, outputs = None, []
     edges = [0, *sorted(cuts), T]
     for begin, end in itertools.pairwise(edges):
-        out, state = sr.attention(mechanism=name, form=form, state=state, return_state=True, **piece(args, begin, end))
+        out, state = sr.attention(
+            mechanism=name, form=form, state=state, return_state=True, **piece(name, args, begin, end)
+        )
         outputs.append(out)
     return torch.cat(outputs, 2), state
 
 
 def memory(state):
+    if isinstance(state, sr.NearState):
+        return {f"near {n}": x for n, x in memory(state.near).items()} | {
+            f"far {n}": x for n, x in memory(state.far).items()
+        }
     tensors = {n: x for n, x in vars(state).items() if isinstance(x, torch.Tensor)}
     return {n: x.detach().double() for n, x in tensors.items()} | {"tokens": torch.tensor(float(state.tokens))}
 
 
 def streaming_forms(name):
-    kernel = sr.mechanism(name).kernel
-    found = ["auto", "parallel", "reference"]
-    if kernel.finite:
-        found += ["chunked"]
-    if kernel.limit is None:
-        found += ["recurrent"]
-    return found
+    return ["auto", "reference", *forms(name)]
 
 
 @st.composite
@@ -55,7 +50,7 @@ def masks(draw):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(cuts=st.lists(st.integers(0, T), max_size=4), masks=masks())
 def test_any_split_equals_the_whole(name, cuts, masks):
     args = {**Problem(Tq=T).arguments(name, leaves=False), **masks}
@@ -67,7 +62,9 @@ def test_any_split_equals_the_whole(name, cuts, masks):
         assert_same({"out": out}, {"out": want}, 1e-9)
 
 
-@pytest.mark.parametrize("name", ["softmax", "norm", "gate", "taylor2", "linear_elu", "linear_cosine"])
+@pytest.mark.parametrize(
+    "name", ["softmax", "norm", "gate", "taylor2", "linear_elu", "linear_cosine", "fox", "mamba2", "gla", "near_4"]
+)
 def test_gradients_flow_through_the_cuts(name):
     def gradients(cuts):
         args = Problem(Tq=T).arguments(name)
@@ -77,14 +74,16 @@ def test_gradients_flow_through_the_cuts(name):
     assert_same(gradients([3, 4, 11]), gradients([]), 1e-9)
 
 
-@pytest.mark.parametrize("name", ["softmax", "norm", "gate", "taylor2", "elu2", "linear_cosine"])
+@pytest.mark.parametrize(
+    "name", ["softmax", "norm", "gate", "taylor2", "elu2", "linear_cosine", "fox", "gla", "near_4"]
+)
 def test_beams_are_reordered_by_index(name):
     args = Problem(B=3, Tq=T).arguments(name, leaves=False)
-    first, rest = piece(args, 0, 9), piece(args, 9, T)
+    first, rest = piece(name, args, 0, 9), piece(name, args, 9, T)
     order = torch.tensor([2, 0, 0])
     _, state = sr.attention(mechanism=name, return_state=True, **first)
     out = sr.attention(mechanism=name, state=state.index_select(order), **rest)
-    picked = {n: x[order] if n in SEQUENCES else x for n, x in first.items()}
+    picked = {n: x[order] if x.ndim > 2 else x for n, x in first.items()}
     _, again = sr.attention(mechanism=name, return_state=True, **picked)
     torch.testing.assert_close(out, sr.attention(mechanism=name, state=again, **rest))
 
@@ -111,8 +110,8 @@ def test_declared_bytes_are_real_bytes():
 
 def test_kv_state_grows():
     args = Problem(Tq=T).arguments("softmax", leaves=False)
-    _, short = sr.attention(mechanism="softmax", return_state=True, **piece(args, 0, 5))
-    _, long = sr.attention(mechanism="softmax", return_state=True, state=short, **piece(args, 5, T))
+    _, short = sr.attention(mechanism="softmax", return_state=True, **piece("softmax", args, 0, 5))
+    _, long = sr.attention(mechanism="softmax", return_state=True, state=short, **piece("softmax", args, 5, T))
     assert isinstance(long, sr.KVState)
     assert long.nbytes * 5 == short.nbytes * T
 
@@ -133,13 +132,13 @@ def test_only_the_last_queries(name):
     # With a state, fewer queries than keys are the last ones; no new keys at all just reads.
     args = Problem(Tq=T).arguments(name, leaves=False)
     want = sr.attention(mechanism=name, **args)
-    _, state = sr.attention(mechanism=name, return_state=True, **piece(args, 0, 9))
-    rest = piece(args, 9, T)
+    _, state = sr.attention(mechanism=name, return_state=True, **piece(name, args, 0, 9))
+    rest = piece(name, args, 9, T)
     short = {**rest, **{n: rest[n][:, :, -2:] for n in ("q", "output_gate") if n in rest}}
     out, state = sr.attention(mechanism=name, state=state, return_state=True, **short)
     torch.testing.assert_close(out, want[:, :, -2:])
     last = {
-        n: x[:, :, -1:] if n in ("q", "output_gate") else x[:, :, :0] if n in SEQUENCES else x for n, x in rest.items()
+        n: x[:, :, -1:] if n in ("q", "output_gate") else x[:, :, :0] if n in ("k", "v") else x for n, x in rest.items()
     }
     torch.testing.assert_close(sr.attention(mechanism=name, state=state, **last), want[:, :, -1:])
 
@@ -172,24 +171,24 @@ def test_keys_without_queries_and_queries_without_keys(name, form, masked):
         "segment_ids": torch.arange(T)[None].expand(2, -1) // 6,
     }
     args = {**Problem(Tq=T).arguments(name, leaves=False), **(masks if masked else {})}
-    _, state = sr.attention(mechanism=name, form=form, return_state=True, **piece(args, 0, 4))
+    _, state = sr.attention(mechanism=name, form=form, return_state=True, **piece(name, args, 0, 4))
     # Feed without asking: the keys count all the same.
-    fed = {n: x[:, :, :0] if n in ("q", "output_gate") else x for n, x in piece(args, 4, 9).items()}
+    fed = {n: x[:, :, :0] if n in ("q", "output_gate") else x for n, x in piece(name, args, 4, 9).items()}
     if not masked:  # segment ids need a query for each key
         out, state = sr.attention(mechanism=name, form=form, state=state, return_state=True, **fed)
         assert out.shape[2] == 0
     else:
-        _, state = sr.attention(mechanism=name, form=form, state=state, return_state=True, **piece(args, 4, 9))
+        _, state = sr.attention(mechanism=name, form=form, state=state, return_state=True, **piece(name, args, 4, 9))
     assert state.tokens == 9
     # Ask without feeding: every query reads all that is remembered, like the query of the last token would.
     last = {n: x[:, :, 8:9].expand(-1, -1, 3, *x.shape[3:]) if n in ("q", "output_gate") else x[:, :, :0] if x.ndim > 2 else x
             for n, x in args.items() if n not in masks}  # fmt: skip
     asked, after = sr.attention(mechanism=name, form=form, state=state, return_state=True, **last)
-    want = sr.attention(mechanism=name, **piece(args, 0, 9))[:, :, -1:]
+    want = sr.attention(mechanism=name, **piece(name, args, 0, 9))[:, :, -1:]
     torch.testing.assert_close(asked, want.expand_as(asked))
     assert_same(memory(after), memory(state), 0)
     # And the stream goes on.
-    rest = sr.attention(mechanism=name, form=form, state=after, **piece(args, 9, T))
+    rest = sr.attention(mechanism=name, form=form, state=after, **piece(name, args, 9, T))
     torch.testing.assert_close(rest, sr.attention(mechanism=name, **args)[:, :, 9:])
 
 
@@ -197,9 +196,9 @@ def test_the_state_remembers_its_centre():
     args = Problem(Tq=T).arguments("softmax", leaves=False)
     center = torch.randn(2, 4, dtype=torch.float64)
     want = sr.attention(mechanism="taylor4", center=center, **args)[:, :, 9:]
-    _, state = sr.attention(mechanism="taylor4", center=center, return_state=True, **piece(args, 0, 9))
+    _, state = sr.attention(mechanism="taylor4", center=center, return_state=True, **piece("taylor4", args, 0, 9))
     for again in (None, center):
         torch.testing.assert_close(
-            sr.attention(mechanism="taylor4", center=again, state=state, **piece(args, 9, T)), want
+            sr.attention(mechanism="taylor4", center=again, state=state, **piece("taylor4", args, 9, T)), want
         )
     assert torch.equal(state.index_select(torch.tensor([1])).center, center)

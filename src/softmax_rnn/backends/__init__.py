@@ -110,7 +110,7 @@ def _sdpa_refuses(call: SoftmaxCall) -> str | None:
         return "padding, documents or a window need a mask"
     if call.q.shape[-1] != call.v.shape[-1]:
         return "keys and values have unequal widths, for which it goes dense"
-    return "forward-mode derivatives and vmap need ordinary torch code" if transformed() else None
+    return "torch.func and forward-mode derivatives need ordinary torch code" if transformed() else None
 
 
 def _sdpa(call: SoftmaxCall) -> tuple[Tensor, None]:
@@ -150,7 +150,7 @@ def _flex_refuses(call: SoftmaxCall) -> str | None:
         return "it is compiled for CUDA only"
     if call.context.channels is not None:
         return "channel decay changes the score itself"
-    return "forward-mode derivatives and vmap need ordinary torch code" if transformed() else None
+    return "torch.func and forward-mode derivatives need ordinary torch code" if transformed() else None
 
 
 def _flex(call: SoftmaxCall) -> tuple[Tensor, Tensor]:

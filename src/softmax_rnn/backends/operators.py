@@ -4,10 +4,9 @@
     forward   the same numbers, fast or with little memory
     backward  (gradients of the outputs, inputs, outputs) -> gradients of the leading inputs
 
-An operator called by itself, under autograd or under ``torch.func.grad`` and ``vjp`` runs ``forward`` and ``backward``, which torch.compile
-sees as two opaque calls. Under anything else that wants to look inside (forward-mode derivatives, ``vmap`` and with it ``jacrev``,
-derivatives of derivatives under ``torch.func``) it runs ``plain``; so do pointwise operators under torch.compile, which fuses them with
-their neighbours.
+An operator called by itself or under autograd runs ``forward`` and ``backward``, which torch.compile sees as two opaque calls. Under
+anything else that wants to look inside (forward-mode derivatives and all of ``torch.func``: grad, vjp, jvp, vmap, jacrev and any nesting of
+them) it runs ``plain``, with the memory that this takes; so do pointwise operators under torch.compile, which fuses them.
 """
 
 from __future__ import annotations
@@ -22,44 +21,30 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-_GRAD = torch._C._functorch.TransformType.Grad
-
-
-def _in_torch_func() -> bool:
-    # By its type: torch.compile wraps the None that is returned outside.
-    return isinstance(torch._C._functorch.peek_interpreter_stack(), torch._C._functorch.CInterpreter)
-
 
 def transformed() -> bool:
-    """Is somebody watching who needs ordinary torch code: forward mode, vmap, or nested derivatives of ``torch.func``?"""
-    if forward_ad._current_level >= 0:
-        return True
-    if not _in_torch_func():
-        return False
-    if torch.compiler.is_compiling():
-        return True
-    stack = torch._C._functorch.get_interpreter_stack() or []
-    return [level.key() for level in stack] != [_GRAD]
+    """Is somebody watching who needs ordinary torch code: forward mode, or a transformation of ``torch.func``?"""
+    # By its type: torch.compile wraps the None that is returned outside of transformations.
+    inside = isinstance(torch._C._functorch.peek_interpreter_stack(), torch._C._functorch.CInterpreter)
+    return inside or forward_ad._current_level >= 0
 
 
 def tracing() -> bool:
-    """Must no value be looked at: while compiling, or inside any transformation of ``torch.func``?"""
-    return torch.compiler.is_compiling() or forward_ad._current_level >= 0 or _in_torch_func()
+    """Must no value be looked at: while compiling, or inside a transformation?"""
+    return torch.compiler.is_compiling() or transformed()
 
 
 class Operator:
     """What ``operator`` returns: call it."""
 
-    def __init__(
-        self, function: type[torch.autograd.Function], run: Callable[..., Any], plain: Callable[..., Any], fuse: bool
-    ) -> None:
-        self.function, self.run, self.plain, self.fuse = function, run, plain, fuse
+    def __init__(self, run: Callable[..., Any], plain: Callable[..., Any], fuse: bool) -> None:
+        self.run, self.plain, self.fuse = run, plain, fuse
 
     def __call__(self, *arguments: Any) -> Any:
         """Run it, in the way that fits who is watching."""
         if transformed() or (self.fuse and torch.compiler.is_compiling()):
             return self.plain(*arguments)
-        return self.run(*arguments) if torch.compiler.is_compiling() else self.function.apply(*arguments)
+        return self.run(*arguments)
 
 
 def operator(
@@ -124,18 +109,8 @@ def operator(
         wanted = [g if there else None for g, there in zip(found, ctx.is_tensor, strict=False)]
         return (*wanted, *(None,) * (count - gradients))
 
-    run.register_autograd(differentiate, setup_context=setup)  # for torch.compile
-
-    class Function(torch.autograd.Function):  # for everything else: only this kind works under torch.func
-        @staticmethod
-        def forward(*arguments: Any) -> Any:
-            return run(*arguments)
-
-        setup_context = staticmethod(setup)
-        backward = staticmethod(differentiate)
-
-    Function.__name__ = Function.__qualname__ = f"softmax_rnn_{name}"
-    return Operator(Function, run, plain, fuse)
+    run.register_autograd(differentiate, setup_context=setup)
+    return Operator(run, plain, fuse)
 
 
 def _results(found: tuple[Tensor | None, ...], args: tuple[Any, ...]) -> Any:

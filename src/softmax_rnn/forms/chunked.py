@@ -59,9 +59,10 @@ class Chunked(Form):
         if isinstance(p.mechanism.kernel, Near):
             return self._near(p, p.mechanism.kernel)
         assert p.state is None or isinstance(p.state, KroneckerState)
-        call = moments_call(p, p.q, p.k, p.v, p.keep, p.mechanism.kernel, p.mechanism.denominator.needs_sum, p.state)
-        out, after = self._moments(p, call)
         count, last = _count(p, None if p.state is None else p.state.count)
+        q = p.seeing(count)
+        call = moments_call(p, q, p.k, p.v, p.keep, p.mechanism.kernel, p.mechanism.denominator.needs_sum, p.state)
+        out, after = self._moments(p, call)
         return call.sums(out, p.q.shape[2]), count, call.state(p, p.segment, after, last)
 
     def _moments(self, p: Problem, call: MomentsCall) -> tuple[Tensor, Tensor]:
@@ -91,11 +92,13 @@ class Chunked(Form):
         kv, context = p.with_past(None if past is None else past.near)
         W, T = kernel.window, p.k.shape[2]
         near_context = context if T == 0 else replace(context, window=W)
-        near = attend(p.q, kv.key, kv.value, near_context, kernel.near, p)
+        count, last = _count(p, None if past is None else past.far.count)
+        queries = p.seeing(count)
+        near = attend(queries, kv.key, kv.value, near_context, kernel.near, p)
         # The key of t - W arrives at the step of token t: those that leave the ring, oldest first.
         leaving = max(0, kv.key.shape[2] - W)
         keep = None if kv.keep is None else kv.keep[:, :leaving]
-        q = p.q if T == 0 or not leaving else p.q[:, :, max(0, p.q.shape[2] - leaving) :]
+        q = queries if T == 0 or not leaving else queries[:, :, max(0, queries.shape[2] - leaving) :]
         k, v = kv.key[:, :, :leaving], kv.value[:, :, :leaving]
         call = moments_call(p, q, k, v, keep, kernel.far, True, None if past is None else past.far)
         documents, reference = _far_documents(kv, past, leaving)
@@ -118,7 +121,6 @@ class Chunked(Form):
         missing = p.q.shape[2] - far.numerator.shape[2]
         assert far.total is not None
         far = Sums(F.pad(far.numerator, (0, 0, missing, 0)), F.pad(far.total, (0, 0, missing, 0)), None)
-        count, last = _count(p, None if past is None else past.far.count)
         state = NearState(
             p.mechanism,
             p.center,

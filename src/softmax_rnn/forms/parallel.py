@@ -60,7 +60,9 @@ def kept(kv: KVState, context: Context) -> KVState:
 
 def sums_with_keys(p: Problem, kv: KVState, context: Context) -> Sums:
     """The sums over keys and values."""
-    return attend(p.q, kv.key, kv.value, context, p.mechanism.kernel, p)
+    return attend(
+        p.seeing(context.count()) if p.may_be_empty else p.q, kv.key, kv.value, context, p.mechanism.kernel, p
+    )
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, context: Context, kernel: Kernel, p: Problem) -> Sums:

@@ -49,14 +49,15 @@ class Recurrent(Chunked):
             return super().run(p)
         assert p.state is None or isinstance(p.state, KVState)
         kv, context = p.with_past(p.state)
+        q = p.seeing(context.count()) if p.may_be_empty else p.q
         if context.queries == 0 or not context.causal:
-            sums = attend(p.q, kv.key, kv.value, context, p.mechanism.kernel, p)
+            sums = attend(q, kv.key, kv.value, context, p.mechanism.kernel, p)
             return sums, count_keys(p, context), kept(kv, context)
         parts = []
         for t in range(context.queries):
             one = context.from_to(t, t + 1)
             k, v = (x[:, :, : one.keys] for x in (kv.key, kv.value))
-            parts.append(attend(p.q[:, :, t : t + 1], k, v, one, p.mechanism.kernel, p))
+            parts.append(attend(q[:, :, t : t + 1], k, v, one, p.mechanism.kernel, p))
         row = (None if column[0] is None else torch.cat(column, 2) for column in zip(*parts, strict=True))
         return Sums(*row), count_keys(p, context), kept(kv, context)  # type: ignore[arg-type]
 

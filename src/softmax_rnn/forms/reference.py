@@ -45,7 +45,7 @@ class Reference(Form):
         if p.beta is not None:
             v = delta_dense(k, v, p.beta, context, p.mechanism.kernel, p.scale)
             kv = replace(kv, value=v)
-        sums = dense_sums(p.q, k, v, context, p.mechanism.kernel, p.scale)
+        sums = dense_sums(p.seeing(context.count()), k, v, context, p.mechanism.kernel, p.scale)
         return sums, count_keys(p, context), kv if context.window is None else kv.newest(context.window)
 
 

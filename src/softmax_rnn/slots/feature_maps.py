@@ -19,14 +19,14 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..backends.operators import operator
-from ..errors import MechanismError, is_number
+from ..errors import MechanismError
 from .base import Slot
 from .norms import l2
 
@@ -54,6 +54,7 @@ class FeatureMap(Slot):
     positive = False  # are all features >= 0, so that no weight of an increasing kernel is negative?
     bounded = False  # are scores within [-1, 1] at scale 1?
     positional = False  # does it use the position of a token in its sequence?
+    longest: ClassVar[int | None] = None  # the longest sequence it is for
 
     def apply(self, x: Tensor, positions: Tensor) -> Tensor:
         """phi(x) for x (B, H, T, d); ``positions`` (T,) count tokens from the beginning of the stream."""
@@ -170,8 +171,13 @@ class CosReweighted(FeatureMap):
     positive = True  # as long as t - s < length
     positional = True
 
+    @property
+    def longest(self) -> int:  # type: ignore[override]
+        """Beyond, weights would be negative."""
+        return self.length
+
     def __post_init__(self) -> None:
-        if not is_number(self.length) or self.length < 1:
+        if not isinstance(self.length, int) or isinstance(self.length, bool) or self.length < 1:
             raise MechanismError(f"CosReweighted needs a length of at least 1, got {self.length!r}.")
 
     def width(self, d: int) -> int:

@@ -36,6 +36,7 @@ class Kernel(Slot):
         False  # does a constant added to the score only rescale all weights (exactly for exp, nearly for its series)?
     )
     positional = False  # does it look at positions, beyond what its score says?
+    longest: ClassVar[int | None] = None  # the longest sequence it is for
 
     def signed_at(self, scale: float) -> bool:
         """Can a weight be negative with this scale on the score?"""
@@ -252,6 +253,11 @@ class Linear(Kernel):
     def positional(self) -> bool:  # type: ignore[override]
         """If its map is."""
         return self.map.positional
+
+    @property
+    def longest(self) -> int | None:  # type: ignore[override]
+        """That of its map."""
+        return self.map.longest
 
     def signed_at(self, scale: float) -> bool:
         """The arguments of ``signed`` hold for a positive scale, and for cosine for one up to 1."""

@@ -1,4 +1,4 @@
-"""Names for mechanisms: the paper's variants, families by order, and the names in the authors' code.
+"""Names for mechanisms: the paper's variants, the field around it, families by order, and the names in the authors' code.
 
 Names are for the edges (command line, YAML, config.json); inside, a mechanism is a value. The authors' code has defects that
 their names here do not copy: ``softmax_taylor_80terms`` returns the unnormalised sum, and ``linear_cosine`` normalises over
@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 from ..errors import MechanismError, MechanismWarning
 from .denominators import Length, Sum, Unnormalised
-from .kernels import Exp, Linear, Power, Taylor
+from .feature_maps import CosReweighted, RandomFeatures
+from .kernels import Exp, Linear, Near, Power, Taylor
 from .mechanism import Mechanism
 
 _C5 = Exp(clamp=5.0)
@@ -54,12 +55,39 @@ def _presets() -> dict[str, Mechanism]:
     }
 
 
+def _field() -> dict[str, Mechanism]:
+    """Systems of the field around the paper; docs/mechanisms.md has their formulas and sources."""
+    m = Mechanism
+    return {
+        # Beside softmax: what is added to it.
+        "off_by_one": m(Exp(), Sum(eps=1.0)),
+        "sink": m(Exp(), Sum(sink=True)),
+        "gated_attention": m(Exp(), Sum(), output_gate="after_norm", output_gate_per="channel"),
+        "near2": m(Near(Exp(), Taylor(2), window=64), Sum()),
+        # Forgetting: token decay outside the kernel, channel decay inside the score.
+        "fox": m(Exp(), Sum(), decay="token"),
+        "wall": m(Exp(), Sum(), decay="channel"),
+        "norm_decay": m(Exp(), Unnormalised(), norm="l2", decay="token"),
+        "mamba2": m(Linear("identity"), Unnormalised(), decay="token"),
+        "mamba2_squared": m(Power(2), Sum(), decay="token"),
+        "retnet": m(Power(1), Unnormalised(), norm="rms", decay="head"),
+        "gla": m(Power(1), Unnormalised(), norm="rms", decay="channel"),
+        # Other kernels and feature maps.
+        "power2": m(Power(2), Sum()),
+        "taylorshift": m(Linear("cosine", order=2, temperature=True), Sum()),
+        "performer": m(Linear(RandomFeatures(64, "positive")), Sum()),
+        "rfa": m(Linear(RandomFeatures(64, "trigonometric")), Sum(), allow_signed=True),
+        "cosformer": m(Linear(CosReweighted(4096)), Sum()),
+    }
+
+
 with warnings.catch_warnings():
     # Some of the paper's variants contain a gate that cancels: that is what they are for.
     warnings.simplefilter("ignore", MechanismWarning)
-    PRESETS = _presets()
+    PRESETS = _presets() | _field()
 
-# taylor{N}, elu{N}, relu{N}, cosine{N}: the series to order N over its sum; with _norm, under an l2 norm.
+# taylor{N}, elu{N}, relu{N}, cosine{N}: the series to order N over its sum; with _norm, under an l2 norm; with _decay, token decay;
+# with _delta (which a norm must come before), the delta rule.
 FAMILIES: dict[str, Callable[[int], Taylor | Linear]] = {
     "taylor": Taylor,
     "elu": lambda n: Linear("elu", order=n),
@@ -94,7 +122,7 @@ AUTHORS = {
     "gated_relu_no_in_gate_no_norm": "relu_gate",
 }
 
-_FAMILY = re.compile(rf"({'|'.join(FAMILIES)})(\d{{1,3}})(_norm)?")
+_FAMILY = re.compile(rf"({'|'.join(FAMILIES)})(\d{{1,3}})(_norm)?(_decay)?(_delta)?")
 
 
 def mechanism(name: str | Mechanism) -> Mechanism:
@@ -117,7 +145,9 @@ def mechanism(name: str | Mechanism) -> Mechanism:
     family = _FAMILY.fullmatch(name)
     if family:
         kernel = FAMILIES[family[1]](int(family[2]))
-        return Mechanism(kernel, Unnormalised(), norm="l2") if family[3] else Mechanism(kernel, Sum())
+        denominator, norm = (Unnormalised(), "l2") if family[3] else (Sum(), None)
+        decay, update = "token" if family[4] else None, "delta" if family[5] else "add"
+        return Mechanism(kernel, denominator, norm=norm, decay=decay, update=update)
     raise MechanismError(_unknown(name))
 
 
