@@ -97,7 +97,7 @@ def main(argv: list[str]) -> int:
     for line in table(done):
         print(line)
     if len(done) < len(cells):
-        print(f"{len(cells) - len(done)} of {len(cells)} cells have no finished run.")
+        print(f"{len(cells) - len(done)} of {len(cells)} models have no finished run.")
     if done:
         about = {
             **asdict(setting),
