@@ -9,8 +9,8 @@ READY  := $(VENV)/.ready
 demo: $(READY)          ## the paper in five minutes: six mechanisms trained, claims judged, a report to look at
 	$(BIN)/softmax-rnn reproduce quick
 
-report: $(READY)        ## the page of the committed results, in out/early-report
-	$(BIN)/softmax-rnn report results/early
+report: $(READY)        ## the page of the committed results, in out/cpu-report
+	$(BIN)/softmax-rnn report results/cpu
 
 test: $(READY)          ## the whole test suite, on all cores
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile

@@ -9,11 +9,19 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BENCH = json.loads((ROOT / "results/bench/bench.json").read_text())
-SUMMARY = json.loads((ROOT / "results/early/summary.json").read_text())
+MAIN_CLAIMS = (
+    "norm_matches_softmax",
+    "gate_slightly_worse",
+    "linear_clearly_worse",
+    "more_orders_help",
+    "order_10_matches_softmax",
+    "any_norm_does",
+)
 FOLDERS = {
     "src/softmax_rnn": "the library",
     "src/softmax_rnn/ops": "attention in its equivalent forms",
@@ -101,30 +109,62 @@ def measurements() -> str:
     return "\n".join(lines)
 
 
+def headline() -> str:
+    """The main claims of the paper and what became of them at the laptop scale, with the loss curves."""
+    found = summary("cpu")
+    words = ", ".join(f"{many} {verdict}" for verdict, many in found["counts"].items() if many)
+    lines = [*verdict_head(found), *verdict_lines(found, MAIN_CLAIMS), ""]
+    return "\n".join(
+        [*lines, f"All {len(found['claims'])} claims: {words}. [The whole table](docs/paper.md#verdicts)."]
+    )
+
+
 def verdicts() -> str:
-    """The claims of the paper and what became of them at the laptop scale."""
-    lines = [
-        SUMMARY["setting"],
-        "",
-        "| section | claim of the paper | verdict at this scale | measured |",
-        "|---|---|---|---|",
-    ]
-    for claim in SUMMARY["claims"]:
-        mark = {"holds": "**holds**", "does not hold": "**does not hold**"}.get(claim["verdict"], claim["verdict"])
-        lines.append(
-            f"| {claim['section']} | {claim['sentence']} | {mark} | {'<br>'.join(map(measured, claim['tests']))} |"
-        )
-    return "\n".join(lines)
+    """Every claim at the laptop scale."""
+    found = summary("cpu")
+    return "\n".join([*verdict_head(found), *verdict_lines(found)])
+
+
+def early() -> str:
+    """Every claim at the scale of the first edition."""
+    found = summary("early")
+    return "\n".join([*verdict_head(found), *verdict_lines(found)])
+
+
+def summary(scale: str) -> dict:
+    """The committed results of a scale."""
+    return json.loads((ROOT / "results" / scale / "summary.json").read_text())
+
+
+def verdict_head(found: dict) -> list[str]:
+    """What was run, and how much of it is done."""
+    done = sum(run["status"] in ("done", "diverged") for run in found["runs"])
+    progress = "" if done == len(found["runs"]) else f" **{done} of {len(found['runs'])} runs are done so far.**"
+    return [found["setting"] + progress, "", "| section | claim | verdict | measured |", "|---|---|---|---|"]
+
+
+def verdict_lines(found: dict, only: Sequence[str] | None = None) -> list[str]:
+    """A line of a table for each claim."""
+    lines = []
+    for claim in found["claims"]:
+        if only is None or claim["name"] in only:
+            decided = claim["verdict"] in ("holds", "does not hold")
+            mark = f"**{claim['verdict']}**" if decided else claim["verdict"]
+            section = f"{claim['section']}, ours" if claim["ours"] else claim["section"]
+            tests = [measured(test) for test in claim["tests"] if test["verdict"] != "not run"]
+            lines.append(f"| {section} | {claim['sentence']} | {mark} | {'<br>'.join(tests)} |")
+    return lines
 
 
 def measured(test: dict) -> str:
-    """A test as a few words: the statistic, and its interval over the seeds."""
+    """A test as a few words: the statistic, its interval over the seeds, and whether a match is an equivalence."""
     what = test["text"].removesuffix(", test loss").removesuffix(", spikes")
-    if test["mean"] is None:
+    if test["mean"] is None or test["verdict"] == "not testable here":
         return f"{what}: {test['note'] or test['verdict']}"
-    interval = "" if test["low"] is None else f" [{test['low']:+.2f}, {test['high']:+.2f}]"
+    interval = ", one seed" if test["low"] is None else f" [{test['low']:+.2f}, {test['high']:+.2f}]"
     unit = " spikes" if test["unit"].startswith("spikes") else ""
-    return f"{what}: {test['mean']:+.2f}{interval}{unit}"
+    beside = " (equivalent)" if test["equivalent"] == "holds" else ""
+    return f"{what}: {test['mean']:+.2f}{interval}{unit}{beside}"
 
 
 def inspections() -> str:
@@ -135,7 +175,8 @@ def inspections() -> str:
 
 
 PARTS = {
-    "README.md": {"folders": folders, "verdicts": verdicts, "bench": bench},
+    "README.md": {"folders": folders, "verdicts": headline, "bench": bench},
+    "docs/paper.md": {"verdicts": verdicts, "early": early},
     "docs/files.md": {"tree": tree},
     "docs/performance.md": {"measurements": measurements},
     "docs/microscope.md": {"inspections": inspections},
