@@ -82,6 +82,38 @@ def decimal(least: float, most: float) -> Callable[[str], float]:
     return number
 
 
+def import_plugins(names: list[str]) -> None:
+    """Import the user's own modules, also from the working folder; their mechanisms can then be named."""
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise UserError(f"--plugins takes names of Python modules such as my_module, got {name!r}.")
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
+        try:
+            importlib.import_module(name)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"The plugin {name} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _take_plugins(argv: list[str]) -> list[str]:
+    """Import what ``--plugins A,B`` names; returns the other words. Processes that the command starts import the same."""
+    rest: list[str] = []
+    names = [name for name in os.environ.get("SOFTMAX_RNN_PLUGINS", "").split(",") if name]
+    words = iter(argv)
+    for word in words:
+        if word == "--plugins" or word.startswith("--plugins="):
+            value = word.partition("=")[2] if "=" in word else next(words, "")
+            names += [name.strip() for name in value.strip("[] ").split(",")]
+        else:
+            rest.append(word)
+    import_plugins(names)
+    if names:
+        os.environ["SOFTMAX_RNN_PLUGINS"] = ",".join(dict.fromkeys(names))
+    return rest
+
+
 def _help() -> str:
     lines = [
         "usage: softmax-rnn COMMAND [options]      softmax-rnn COMMAND --help",
@@ -90,6 +122,10 @@ def _help() -> str:
         "",
     ]
     lines += [f"  {name:<10} {what}" for name, (_, what) in COMMANDS.items()]
+    lines += [
+        "",
+        "Every command takes --plugins my_module: a module of yours that is imported first, for mechanisms of your own.",
+    ]
     return "\n".join(lines)
 
 
@@ -117,6 +153,8 @@ def main(argv: list[str] | None = None) -> int:
 def _run(name: str, argv: list[str]) -> int:
     """A subcommand, with everything that a user can cause turned into one line."""
     try:
+        rest = _take_plugins(argv)
+        argv = argv if name == "train" else rest  # a run keeps them in its configuration
         code = int(importlib.import_module(COMMANDS[name][0]).main(argv) or 0)
         sys.stdout.flush()
         return code

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import yaml
 
-from ..cli import Parser
+from ..cli import Parser, import_plugins
 from ..errors import UserError
 from ..files import read_yaml
 from .data import DataConfig
@@ -29,6 +29,7 @@ from .options import add_options, check_range, merge, replaced, typed_options
 from .tokenizer import TokenizerConfig
 
 Tracker = Literal["none", "trackio", "tensorboard", "wandb"]
+ADDED: dict[str, dict[str, Any]] = {"model": {"init": None, "train": "all"}, "": {"plugins": []}}  # since 0.1.0
 LONGEST_NAME = 255  # of a file, in bytes
 
 
@@ -122,10 +123,12 @@ class RunConfig:
     Args:
         name: what the folder is called, before the hash; mechanism and text if not given.
         seed: of the weights and of the order of training.
+        plugins: modules of yours to import first, such as [my_module], whose mechanisms can then be named.
     """
 
     name: str | None = None
     seed: int = 0
+    plugins: list[str] = field(default_factory=list)
     data: DataConfig = field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -164,6 +167,11 @@ class RunConfig:
 def content_hash(config: dict[str, Any]) -> str:
     """The hash of a configuration given as plain data."""
     what = {key: value for key, value in config.items() if key not in ("run", "name")}
+    for group, added in ADDED.items():  # what older editions did not have, and is not used, does not count
+        options = what if group == "" else what.get(group)
+        if isinstance(options, dict):
+            kept = {k: v for k, v in options.items() if k not in added or v != added[k]}
+            what = kept if group == "" else what | {group: kept}
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -211,6 +219,7 @@ def build(values: dict[str, Any], preset: Any) -> RunConfig:
     from .recipes import recipe
 
     config = replaced(recipe("laptop" if preset is None else preset), values)
+    import_plugins(config.plugins)
     config.model.values()  # here, not when it is made: that would import torch for --help
     return config
 

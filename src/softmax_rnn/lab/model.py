@@ -4,7 +4,7 @@ import contextlib
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import MechanismWarning, UserError
 
@@ -20,14 +20,23 @@ class ModelConfig:
     """Which model.
 
     Args:
-        mechanism: a name (softmax-rnn list shows them) or a mechanism written out as a dict.
+        mechanism: a name (softmax-rnn list shows them), a table that writes a mechanism out, or a list of these, one for each layer.
         size: a name from softmax-rnn list --sizes.
         overrides: any of Llama's configuration on top of the size, for example {num_hidden_layers: 3}.
+        init: start from this model's weights: a folder, a run, a GGUF file, smollm2 (the installed package), or a hub name;
+            size and overrides are then not read.
+        train: what to train, all, attention (its layers), or new (what only the new mechanism has).
     """
 
     mechanism: dict[str, Any] | list[Any] | str = "softmax"
     size: str = "nano"
     overrides: dict[str, Any] = field(default_factory=dict)
+    init: str | None = None
+    train: Literal["all", "attention", "new"] = "all"
+
+    def __post_init__(self) -> None:
+        if self.train != "all" and self.init is None:
+            raise UserError(f"model.train {self.train} needs a trained model to start from: give --model.init.")
 
     def values(self) -> list["Mechanism"]:
         """The mechanism, or the mechanisms of the layers, as values; an unknown one raises ``MechanismError``."""
@@ -90,7 +99,7 @@ def check_model(config: ModelConfig, vocab: int, length: int) -> int:
     from ..models import SoftmaxRnnForCausalLM
 
     settings = _settings(config, {"vocab_size": vocab}, length)
-    with torch.device("meta"), _build_errors():
+    with torch.device("meta"), build_errors():
         model = SoftmaxRnnForCausalLM(_configured(config, settings))
     return sum(p.numel() for p in model.parameters())
 
@@ -104,7 +113,7 @@ def model_config(config: ModelConfig, tokenizer: "PreTrainedTokenizerFast", leng
     }
     settings = _settings(config, about, length)
     settings["vocab_size"] = max(settings["vocab_size"], len(tokenizer))
-    with _build_errors():
+    with build_errors():
         return _configured(config, settings)
 
 
@@ -140,7 +149,7 @@ def _settings(config: ModelConfig, about: dict[str, Any], length: int) -> dict[s
 
 
 @contextlib.contextmanager
-def _build_errors() -> Iterator[None]:
+def build_errors() -> Iterator[None]:
     """A setting can be wrong in as many ways as Llama has places that use it: all are one sentence."""
     try:
         yield
@@ -161,5 +170,5 @@ def build_model(
     settings = model_config(config, tokenizer, length)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        with _build_errors():
+        with build_errors():
             return SoftmaxRnnForCausalLM(settings)

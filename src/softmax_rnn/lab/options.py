@@ -111,6 +111,9 @@ def _as(value: Any, kind: Any) -> Any:
         return _number(value, kind)
     if kind is str:
         return value if isinstance(value, str) and _is_clean(value) else _NOTHING
+    if kind == list[str]:
+        names = [w.strip() for w in value.strip("[] ").split(",")] if isinstance(value, str) else value
+        return names if isinstance(names, list) and all(isinstance(w, str) for w in names) else _NOTHING
     wanted = typing.get_origin(kind) or kind
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         value = parse_yaml(value, "the option")
@@ -183,7 +186,7 @@ def add_options(parser: argparse.ArgumentParser, root: type, defaults: Plain) ->
             groups[group] = parser.add_argument_group(group)
             parser.add_argument(f"--{group}", dest=group, metavar="TABLE", help=argparse.SUPPRESS)
         default = defaults[group][field] if group else defaults[field]
-        shown = "" if default is None or default == {} else f" (default: {default})"
+        shown = "" if default in (None, {}, []) else f" (default: {default})"
         flag: dict[str, Any] = {"nargs": "?", "const": "true"} if kind is bool else {}
         text = f"{about.rstrip('.')}{shown}".replace("%", "%%")
         groups[group].add_argument(f"--{name}", dest=name, metavar=field.upper(), help=text, **flag)

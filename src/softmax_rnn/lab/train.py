@@ -15,7 +15,7 @@ import importlib.util
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -93,10 +93,22 @@ def _train(config: RunConfig, stop: Any, quiet: bool) -> Outcome:
     from .data import prepare
     from .model import build_model, check_model
 
-    _check_memory(check_model(config.model, config.tokenizer.vocab, config.data.length))
-    data = prepare(config.data, config.tokenizer, quiet=quiet or not first)
+    source, tokenizer = None, config.tokenizer
+    if config.model.init is None:
+        _check_memory(check_model(config.model, config.tokenizer.vocab, config.data.length))
+    else:
+        from .transfer import load_source, place_of, start_from
+
+        source = load_source(config.model.init)
+        _check_memory(source.num_parameters())
+        if tokenizer.source == "bpe":  # a model reads the tokens it was trained on
+            tokenizer = replace(tokenizer, source=str(place_of(config.model.init)))
+    data = prepare(config.data, tokenizer, quiet=quiet or not first)
     arguments = training_arguments(config, world, micro)
-    model = build_model(config.model, data.tokenizer, config.data.length, config.seed)
+    if source is None:
+        model: Any = build_model(config.model, data.tokenizer, config.data.length, config.seed)
+    else:
+        model = start_from(config.model, source, data, config.seed, quiet=quiet or not first)
     with open_folder(config, data.fingerprint, world, first) as opened:
         if opened.finished:
             return Outcome("done", config.folder, f"{config.folder} is already done.")

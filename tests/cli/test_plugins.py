@@ -1,0 +1,69 @@
+"""A mechanism of the user's own, from a module beside the data, in every command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from softmax_rnn import cli
+
+MODULE = """
+from softmax_rnn import Mechanism, Sum, Taylor
+from softmax_rnn.slots.presets import register
+
+register("plugged", Mechanism(Taylor(2), Sum(eps=1.0)))
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    from softmax_rnn.slots.presets import PRESETS
+
+    (tmp_path / "my_module.py").write_text(MODULE)
+    (tmp_path / "broken.py").write_text("1 / 0")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("SOFTMAX_RNN_PLUGINS", "")
+    monkeypatch.delitem(sys.modules, "my_module", raising=False)
+    monkeypatch.setitem(PRESETS, "plugged", None)
+    del PRESETS["plugged"]
+    return tmp_path
+
+
+def test_names_of_a_plugin(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["train", "--preset", "tiny", "--model.mechanism", "plugged", "--print-config"]
+    assert cli.main(argv) == 2
+    assert "Unknown mechanism 'plugged'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main([*argv, "--plugins", "my_module"])
+    printed = capsys.readouterr().out
+    assert "plugins:\n- my_module\n" in printed
+    (place / "run.yaml").write_text(printed)
+    from softmax_rnn.lab.config import parse
+
+    assert parse(["--config", "run.yaml"]).model.value().denominator.eps == 1.0
+
+
+def test_every_command_takes_plugins(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "--plugins", "my_module"]) == 0
+    assert "plugged" in capsys.readouterr().out
+    (place / "grid.yaml").write_text("preset: tiny\ngrid: {model.mechanism: [plugged, norm]}\n")
+    assert cli.main(["sweep", "grid.yaml", "--dry-run", "--plugins=my_module"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nowhere_at_all", "cannot be imported: ModuleNotFoundError"),
+        ("broken", "ZeroDivisionError"),
+        ("a-b", "takes names of Python"),
+    ],
+)
+def test_plugins_that_do_not_work(place: Path, capsys: pytest.CaptureFixture[str], name: str, says: str) -> None:
+    for argv in (["list"], ["train", "--print-config"]):
+        assert cli.main([*argv, "--plugins", name]) == 2
+        error = capsys.readouterr().err
+        assert says in error
+        assert error.count("\n") == 1
