@@ -34,6 +34,7 @@ class Context:
         documents: (B, keys) the number of the document, ascending.
         clock: (B, Hkv, keys) float64, the running sum of log_decay; None without decay.
         channels: (B, Hkv, keys, D) float64, the same for every channel.
+        bias: (B, Hkv, keys) what is subtracted from the logits of each key, for exp; None for nothing.
         reads_last: not causal: every query stands after the last key, and sees that key's document.
     """
 
@@ -48,6 +49,7 @@ class Context:
     clock: Tensor | None = None
     channels: Tensor | None = None
     reads_last: bool = False
+    bias: Tensor | None = None
 
     @property
     def offset(self) -> int:
@@ -120,7 +122,7 @@ class Context:
 
         return replace(
             self, queries=last - first, keys=end, keep=cut(self.keep, 1), documents=cut(self.documents, 1),
-            clock=cut(self.clock, 2), channels=cut(self.channels, 2),
+            clock=cut(self.clock, 2), channels=cut(self.channels, 2), bias=cut(self.bias, 2),
         )  # fmt: skip
 
 

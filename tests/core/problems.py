@@ -19,6 +19,10 @@ for _name, _mechanism in {
     "taylor_channel": sr.Mechanism(sr.Taylor(2), sr.Sum(), decay="channel"),
     "softcap": sr.Mechanism(sr.Exp(softcap=2.0), sr.Sum()),
     "softcap_decay_sink": sr.Mechanism(sr.Exp(softcap=2.0), sr.Sum(sink=True), decay="head"),
+    "clamp_delta": sr.Mechanism(sr.Exp(clamp=1.0), sr.Length(), decay="head", update="delta"),
+    "exp_delta": sr.Mechanism(sr.Exp(softcap=2.0), sr.Unnormalised(), decay="token", update="delta", input_gate=True),
+    "wall_delta": sr.Mechanism(sr.Exp(), sr.Unnormalised(), norm="rms", decay="channel", update="delta"),
+    "elu_delta": sr.Mechanism(sr.Linear("elu", order=2), sr.Length(), update="delta", output_gate="after_norm"),
     "linear_exp": sr.Mechanism(sr.Linear("exp"), sr.Sum()),
     "linear_softmax": sr.Mechanism(sr.Linear("softmax"), sr.Sum()),
     "linear_relu2": sr.Mechanism(sr.Linear("relu2"), sr.Sum(eps=1e-6)),
@@ -29,6 +33,7 @@ for _name, _mechanism in {
 NAMES = [
     *sr.mechanisms(), "taylor0", "taylor1_norm", "taylor2", "taylor3_norm", "taylor4", "elu0", "elu2", "elu3_norm",
     "relu3", "relu2_norm", "cosine1", "cosine3", "cosine2_norm", "taylor2_decay", "taylor3_norm_decay", "elu2_decay",
+    "taylor2_norm_delta", "taylor3_norm_decay_delta",
 ]  # fmt: skip
 FINITE = [n for n in NAMES if sr.mechanism(n).kernel.finite]
 

@@ -104,8 +104,8 @@ def _is_causal(context: Context) -> bool:
 
 def _sdpa_refuses(call: SoftmaxCall) -> str | None:
     c = call.context
-    if call.needs_lse or call.softcap is not None or c.decays:
-        return "the log-sum-exp, a cap or a decay is needed"
+    if call.needs_lse or call.softcap is not None or c.decays or c.bias is not None:
+        return "the log-sum-exp, a cap, a decay or a bias is needed"
     if c.keep is not None or not c.plain:
         return "padding, documents or a window need a mask"
     if call.q.shape[-1] != call.v.shape[-1]:
@@ -132,6 +132,8 @@ def _flash_refuses(call: SoftmaxCall) -> str | None:
         return "it is for the CPU"
     if call.softcap is not None or call.context.decays:
         return "a cap or a decay is needed"
+    if call.context.bias is not None and call.q.dtype not in (torch.float32, torch.float64):
+        return "a bias as one more channel would be too coarse in half precision"
     return None
 
 
@@ -139,6 +141,9 @@ def _flash(call: SoftmaxCall) -> tuple[Tensor, Tensor]:
     q, k, v, c = call.q, call.k, call.v, call.context
     d, e = q.shape[-1], v.shape[-1]
     q, scale = _positive_scale(q, call.scale)
+    if c.bias is not None:  # one more channel of the keys
+        k = torch.cat([k, c.bias.to(k.dtype)[..., None] / -scale], -1)
+        q, d = torch.cat([q, torch.ones_like(q[..., :1])], -1), d + 1
     if d != e:  # the kernel wants equal widths; zero channels change neither the scores nor the other channels
         q, k, v = (F.pad(x, (0, max(d, e) - x.shape[-1])) for x in (q, k, v))
     out, lse = flash_lse(q, k, v, c.keep, None if c.plain else c.bounds(), _is_causal(c), scale)
@@ -150,6 +155,8 @@ def _flex_refuses(call: SoftmaxCall) -> str | None:
         return "it is compiled for CUDA only"
     if call.context.channels is not None:
         return "channel decay changes the score itself"
+    if call.context.bias is not None:
+        return "a bias per key is not computed this way"
     return "torch.func and forward-mode derivatives need ordinary torch code" if transformed() else None
 
 
@@ -190,6 +197,12 @@ def grouped(q: Tensor, k: Tensor, v: Tensor, c: Context, scale: float, wide: tor
     return [q.contiguous(), k, v, *clocks, lo, hi, keep, c.causal]
 
 
+def with_bias(arguments: list[Any], c: Context) -> list[Any]:
+    """The arguments of ``grouped`` for softmax: behind the clocks, the bias of the keys."""
+    bias = None if c.bias is None else c.bias.to(arguments[1].dtype).flatten(0, 1).contiguous()
+    return [*arguments[:7], bias, *arguments[7:]]
+
+
 def _wide(call: SoftmaxCall | WeightedCall) -> list[Any]:
     wide = torch.promote_types(call.q.dtype, torch.float32)
     return grouped(call.q, call.k, call.v, call.context, call.scale, wide)
@@ -197,7 +210,7 @@ def _wide(call: SoftmaxCall | WeightedCall) -> list[Any]:
 
 def _tiles_softmax(call: SoftmaxCall) -> tuple[Tensor, Tensor]:
     B, H, Tq, _ = call.q.shape
-    out, lse = softmax_tiles(*_wide(call), call.softcap)
+    out, lse = softmax_tiles(*with_bias(_wide(call), call.context), call.softcap)
     return out.reshape(B, H, Tq, call.v.shape[-1]), lse.reshape(B, H, Tq, 1)
 
 

@@ -2,7 +2,7 @@
 every other implementation is held to, and what runs where somebody differentiates in a way that no operator knows.
 
     weighted_sum   A_t = sum_s D_ts w(x_ts) v_s     Z_t = sum_s D_ts w(x_ts)        over the keys s that query t sees
-    softmax_lse    O_t = A_t / Z_t and log Z_t, for w = exp: a pair that cannot overflow
+    softmax_lse    O_t = A_t / Z_t and log Z_t, for w = exp(x_ts - bias_s): a pair that cannot overflow
 
 x = q . k (q is scaled already), D = exp(c_t - c_s); under channel decay x_ts = sum_i q_ti k_si exp(a_ti - a_si). They keep T x T weights.
 """
@@ -66,13 +66,14 @@ def weighted_dense(
 
 def softmax_dense(
     q: Tensor, k: Tensor, v: Tensor, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None,
-    lo: Tensor | None, hi: Tensor | None, keep: Tensor | None, causal: bool, softcap: float | None,
+    bias: Tensor | None, lo: Tensor | None, hi: Tensor | None, keep: Tensor | None, causal: bool, softcap: float | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Softmax output (N, G, Tq, E) and log-sum-exp (N, G, Tq, 1); rows that see no key give 0 and 0."""
     seen = _seen(q, k, lo, hi, causal)
     seen = seen if keep is None else seen & keep[:, None, None]
     x = _scores(q, k, aq, ak, seen)
     x = x if softcap is None else softcap * torch.tanh(x / softcap)
+    x = x if bias is None else x - bias[:, None, None]
     x = (x + _log_decay(cq, ck, seen, q)).masked_fill(~seen, -torch.inf)
     some = seen.any(-1, keepdim=True)
     lse = torch.logsumexp(torch.where(some, x, torch.zeros_like(x)), -1, keepdim=True)

@@ -110,7 +110,7 @@ def _flash_plain(
     rows: list[Any] = [None if x is None else x.expand(B, -1).repeat_interleave(Hkv, 0) for x in (lo, hi, keep)]
     grouped = (q * scale).reshape(B * Hkv, H // Hkv, Tq, D)
     out, lse = softmax_dense(
-        grouped, k.flatten(0, 1), v.flatten(0, 1), None, None, None, None, rows[0], rows[1], rows[2], causal, None
+        grouped, k.flatten(0, 1), v.flatten(0, 1), *(None,) * 5, rows[0], rows[1], rows[2], causal, None
     )
     return out.reshape(q.shape), lse.reshape(B, H, Tq)
 

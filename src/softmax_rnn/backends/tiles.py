@@ -1,7 +1,7 @@
 """The first two primitives tile by tile, O(T) memory forward and backward, with every factor that the context knows:
 
     weighted_sum   A_t = sum_s D_ts w(x_ts) v_s     Z_t = sum_s D_ts w(x_ts)       w a polynomial, or exp, of min(x, limit)
-    softmax_lse    O_t = sum_s p_ts v_s             p = softmax_s( cap(x_ts) + log D_ts )       and its log-sum-exp
+    softmax_lse    O_t = sum_s p_ts v_s             p = softmax_s( cap(x_ts) - bias_s + log D_ts )       and its log-sum-exp
 
 For a block of queries the scores against all keys they see are made, turned into weights in place, and used at once. Nothing but the
 inputs and outputs is kept for the backward pass, which makes the weights again; the derivative of a polynomial is another one (for a Taylor
@@ -84,6 +84,8 @@ class _Tile:
         clock = self.clock()
         if clock is not None:
             part.add_(clock[:, None])
+        if self.call.bias is not None:
+            part.sub_(self.call.bias[self.n, None, None, self.j])
         if self.mask is not None:
             part[..., self.where].masked_fill_(~self.mask, -torch.inf)
         if self.call.keep is not None:
@@ -96,13 +98,13 @@ class _Call:
 
     def __init__(
         self, q: Tensor, k: Tensor, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None,
-        lo: Tensor | None, hi: Tensor | None, keep: Tensor | None, causal: bool,
+        lo: Tensor | None, hi: Tensor | None, keep: Tensor | None, causal: bool, bias: Tensor | None = None,
     ) -> None:  # fmt: skip
         self.q, self.k, self.cq, self.ck, self.aq, self.ak = q, k, cq, ck, aq, ak
-        self.lo, self.hi, self.keep, self.causal = lo, hi, keep, causal
+        self.lo, self.hi, self.keep, self.causal, self.bias = lo, hi, keep, causal, bias
 
-    def tiles(self) -> Iterator[_Tile]:
-        """All of them, queries inside sequences."""
+    def tiles(self, backwards: bool = False) -> Iterator[_Tile]:
+        """All of them, queries inside sequences; forward in time, or backwards."""
         N, group, Tq, _ = self.q.shape
         Tk = self.k.shape[1]
         offset = Tk - Tq if self.causal else Tk
@@ -112,7 +114,8 @@ class _Call:
         triangle = (index[None, :] <= index[:, None])[None, None]
         for n in range(0, N, per_tile):
             ns = slice(n, min(N, n + per_tile))
-            for i in range(0, Tq, ROWS):
+            starts = range(0, Tq, ROWS)
+            for i in reversed(starts) if backwards else starts:
                 qs = slice(i, min(Tq, i + ROWS))
                 rows = qs.stop - qs.start
                 past = offset + i if self.causal else Tk
@@ -205,11 +208,11 @@ def _cap_(x: Tensor, softcap: float | None) -> Tensor:
 
 def _softmax(
     q: Tensor, k: Tensor, v: Tensor, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None,
-    lo: Tensor | None, hi: Tensor | None, keep: Tensor | None, causal: bool, softcap: float | None,
+    bias: Tensor | None, lo: Tensor | None, hi: Tensor | None, keep: Tensor | None, causal: bool, softcap: float | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     group = q.shape[1]
     out, lse = q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(*q.shape[:3], 1)
-    for t in _Call(q, k, cq, ck, aq, ak, lo, hi, keep, causal).tiles():
+    for t in _Call(q, k, cq, ck, aq, ak, lo, hi, keep, causal, bias).tiles():
         x = t.shift_(_cap_(t.scores(), softcap), group)
         z = torch.logsumexp(x, -1, keepdim=True) if x.shape[-1] else x.new_full((*x.shape[:2], 1), -torch.inf)
         z = torch.where(z > -torch.inf, z, torch.zeros_like(z))
@@ -220,16 +223,17 @@ def _softmax(
 
 def _softmax_backward(
     grad: Tensor | None, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
-    cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None, lo: Tensor | None, hi: Tensor | None,
-    keep: Tensor | None, causal: bool, softcap: float | None, out: Tensor, lse: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None, bias: Tensor | None,
+    lo: Tensor | None, hi: Tensor | None, keep: Tensor | None, causal: bool, softcap: float | None, out: Tensor, lse: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     group = q.shape[1]
     grad = torch.zeros_like(out) if grad is None else grad.contiguous()
     delta = (grad * out).sum(-1, keepdim=True)
     delta = delta if dlse is None else delta - dlse
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dcq, dck = (None, None) if cq is None or ck is None else (torch.zeros_like(cq), torch.zeros_like(ck))
-    for t in _Call(q, k, cq, ck, aq, ak, lo, hi, keep, causal).tiles():
+    dbias = None if bias is None else torch.zeros_like(bias)
+    for t in _Call(q, k, cq, ck, aq, ak, lo, hi, keep, causal, bias).tiles():
         g, x = _flat(grad, t), _cap_(t.scores(), softcap)
         slope = None if softcap is None else 1 - (x / softcap).square()
         p = t.shift_(x, group).sub_(_flat(lse, t)).exp_()
@@ -238,9 +242,11 @@ def _softmax_backward(
         if dcq is not None and dck is not None:
             dcq[t.n, t.i] += dx.sum(-1).unflatten(1, (group, -1)).sum(1)
             dck[t.n, t.j] -= dx.sum(1)
+        if dbias is not None:
+            dbias[t.n, t.j] -= dx.sum(1)
         t.scores_backward(dx if slope is None else dx.mul_(slope), dq, dk)
     daq, dak = (None, None) if aq is None else ((dq * q).sum(1).double(), (dk * k).neg_().double())
-    return dq, dk, dv, dcq, dck, daq, dak
+    return dq, dk, dv, dcq, dck, daq, dak, dbias
 
 
 def _shapes(q: Tensor, v: Tensor, columns: int) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..backends.delta import delta_scan
 from ..backends.moments import read, write
 from ..backends.scan import default_chunk, scan
 from ..context import NEW_DOCUMENT, Context, chunk_clock
@@ -19,6 +20,7 @@ from ..problem import Problem, Setting, Sums
 from ..slots.kernels import Kernel, Near
 from ..state import KroneckerState, KVState, NearState, State, check_state_size, state_rows
 from .base import Cost, Form, constant_state, moment_bytes, no_constant_state
+from .delta import relative
 from .parallel import attend
 from .reference import near_and_far
 
@@ -83,8 +85,12 @@ class Chunked(Form):
         return _both_ways(call, clock), call.moments
 
     def sweep(self, call: MomentsCall, clock: Clocks, channels: Clocks) -> tuple[Tensor, Tensor]:
-        """Forward in time."""
-        return scan(call.q, call.k, call.v, call.moments, call.coefficients, call.chunk_size, clock, channels)
+        """Forward in time; under the delta rule first what is written, then the sums."""
+        v = call.v
+        if call.beta is not None:
+            c, a = (None if x is None else x[1] for x in (clock, channels))
+            v = delta_scan(call.k, v, call.beta, call.moments, c, a, call.coefficients, call.scale, call.chunk_size)
+        return scan(call.q, call.k, v, call.moments, call.coefficients, call.chunk_size, clock, channels)
 
     def _near(self, p: Problem, kernel: Near) -> tuple[Sums, Tensor, State]:
         past = p.state
@@ -145,6 +151,8 @@ class MomentsCall:
     shape: tuple[int, int]  # batch, kv heads
     with_sum: bool
     chunk_size: int | None
+    scale: float
+    beta: Tensor | None  # (N, T), relative to the weight of a key with itself
 
     def read(self, moments: Tensor) -> Tensor:
         """Every query reads the same moments: (N, G, T, E)."""
@@ -180,12 +188,15 @@ def moments_call(
         ones = torch.ones_like(v[..., :1])
         v = torch.cat([v, ones if keep is None else ones * keep[:, None, :, None]], -1)
     check_state_size(kernel, D, v.shape[-1], B * Hkv, itemsize=wide.itemsize)
+    beta = None if p.beta is None else relative(p.beta, k, kernel, p.scale).to(wide).flatten(0, 1)
     moments = v.new_zeros(B, Hkv, state_rows(kernel, D), v.shape[-1]) if state is None else state.moments
     if p.causal and queries < T:  # the queries are the last of the tokens
         q = F.pad(q, (0, 0, T - queries, 0))
     q = q.reshape(B * Hkv, H // Hkv, q.shape[2], D)
     k, v, moments = (x.flatten(0, 1) for x in (k, v, moments))
-    return MomentsCall(q, k, v, moments, kernel.coefficients or (), (B, Hkv), with_sum, p.chunk_size)
+    return MomentsCall(
+        q, k, v, moments, kernel.coefficients or (), (B, Hkv), with_sum, p.chunk_size, p.scale, beta
+    )  # fmt: skip
 
 
 def _count(p: Problem, before: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,7 @@ from ..slots.kernels import Kernel, Near
 from ..slots.mechanism import Mechanism
 from ..state import KVState, State
 from .base import Cost, Form, count_keys
+from .delta import write
 from .reference import near_and_far
 
 
@@ -49,12 +50,13 @@ class Parallel(Form):
     def run(self, p: Problem) -> tuple[Sums, Tensor, State]:
         """Over all keys so far."""
         assert p.state is None or isinstance(p.state, KVState)
-        kv, context = p.with_past(p.state)
-        return sums_with_keys(p, kv, context), count_keys(p, context), kept(kv, context)
+        kv, context = write(p, *p.with_past(p.state))
+        return sums_with_keys(p, kv, context), count_keys(p, context), kept(p, kv, context)
 
 
-def kept(kv: KVState, context: Context) -> KVState:
+def kept(p: Problem, kv: KVState, context: Context) -> KVState:
     """What of the keys and values a later call can still see."""
+    kv = kv if kv.value.dtype == p.v.dtype else replace(kv, value=kv.value.to(p.v.dtype))
     return kv if context.window is None else kv.newest(context.window)
 
 

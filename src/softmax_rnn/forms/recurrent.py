@@ -2,6 +2,8 @@
 
     H_t^n = exp(g_t) H_{t-1}^n + k_t^{(x)n} u_t^T            O_t = sum_n c_n q_t^{(x)n} . H_t^n            (eq. 2, sec. 3.1)
 
+Under the delta rule u_t = beta'_t (v_t - what the faded state holds at k_t); otherwise u_t = v_t.
+
 For exp the sum over n is infinite; its "state" is the list of all keys and values, and a step is attention of one query over them.
 """
 
@@ -15,6 +17,7 @@ from ..problem import Problem, Setting, Sums
 from ..state import KVState, State
 from .base import Cost, constant_state, count_keys, no_constant_state
 from .chunked import Chunked, Clocks, MomentsCall
+from .delta import write_by_steps
 from .parallel import attend, kept
 
 TOKENS = 64  # tokens whose features are made at once
@@ -48,18 +51,18 @@ class Recurrent(Chunked):
         if constant_state(p.setting) is not None:
             return super().run(p)
         assert p.state is None or isinstance(p.state, KVState)
-        kv, context = p.with_past(p.state)
+        kv, context = write_by_steps(p, *p.with_past(p.state))
         q = p.seeing(context.count()) if p.may_be_empty else p.q
         if context.queries == 0 or not context.causal:
             sums = attend(q, kv.key, kv.value, context, p.mechanism.kernel, p)
-            return sums, count_keys(p, context), kept(kv, context)
+            return sums, count_keys(p, context), kept(p, kv, context)
         parts = []
         for t in range(context.queries):
             one = context.from_to(t, t + 1)
             k, v = (x[:, :, : one.keys] for x in (kv.key, kv.value))
             parts.append(attend(q[:, :, t : t + 1], k, v, one, p.mechanism.kernel, p))
         row = (None if column[0] is None else torch.cat(column, 2) for column in zip(*parts, strict=True))
-        return Sums(*row), count_keys(p, context), kept(kv, context)  # type: ignore[arg-type]
+        return Sums(*row), count_keys(p, context), kept(p, kv, context)  # type: ignore[arg-type]
 
     def sweep(self, call: MomentsCall, clock: Clocks, channels: Clocks) -> tuple[Tensor, Tensor]:
         """One step after another through the moments."""
@@ -79,11 +82,16 @@ class Recurrent(Chunked):
                 block = slice(t, t + TOKENS)
                 both = symmetric_powers(torch.cat([q[:, :, block], k[:, None, block]], 1), orders)
                 reads, writes = both[:, :-1] * weight, both[:, -1]
+                if call.beta is not None:
+                    at_key = symmetric_powers(k[:, block] * call.scale, orders) * weight
             if fades is not None:
                 state = state * fades[:, t, None, None]
             if falls is not None:
                 state = state * falls[:, t, :, None]
-            state = torch.baddbmm(state, writes[:, t % TOKENS, :, None], v[:, t, None, :])
+            value = v[:, t, None, :]
+            if call.beta is not None:
+                value = call.beta[:, t, None, None] * torch.baddbmm(value, at_key[:, t % TOKENS, None], state, alpha=-1)
+            state = torch.baddbmm(state, writes[:, t % TOKENS, :, None], value)
             read = torch.bmm(reads[:, :, t % TOKENS], state)
             outputs.append(read if late is None else read * late[:, t, None, None])
         if not outputs:

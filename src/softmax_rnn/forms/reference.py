@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backends import grouped
+from ..backends import grouped, with_bias
 from ..backends.dense import softmax_dense, weight, weighted_dense
 from ..context import Context
 from ..problem import Problem, Setting, Sums
@@ -44,7 +44,7 @@ class Reference(Form):
         k, v = kv.key.to(p.q.dtype), kv.value
         if p.beta is not None:
             v = delta_dense(k, v, p.beta, context, p.mechanism.kernel, p.scale)
-            kv = replace(kv, value=v)
+            kv, context = replace(kv, value=v), with_own_scores(context, k, p.mechanism.kernel, p.scale)
         sums = dense_sums(p.seeing(context.count()), k, v, context, p.mechanism.kernel, p.scale)
         return sums, count_keys(p, context), kv if context.window is None else kv.newest(context.window)
 
@@ -62,7 +62,7 @@ def dense_sums(q: Tensor, k: Tensor, v: Tensor, context: Context, kernel: Kernel
         return near_and_far(near, far, window.count() > 0)
     arguments: Any = grouped(q, k, v, context, scale, q.dtype)
     if kernel.exponential:
-        out, lse = softmax_dense(*arguments, getattr(kernel, "softcap", None))  # type: ignore[call-arg]
+        out, lse = softmax_dense(*with_bias(arguments, context), getattr(kernel, "softcap", None))  # type: ignore[call-arg]
         return Sums(out.reshape(B, H, Tq, v.shape[-1]), None, lse.reshape(B, H, Tq, 1))
     out, total = weighted_dense(*arguments, kernel.coefficients or (), kernel.limit, True)  # type: ignore[call-arg]
     return Sums(out.reshape(B, H, Tq, v.shape[-1]), total.reshape(B, H, Tq, 1), None)
@@ -89,6 +89,8 @@ def delta_dense(k: Tensor, v: Tensor, beta: Tensor, context: Context, kernel: Ke
     kappa_ss u_s, and reads divide by kappa_ss in the exponent, which cannot overflow.
     """
     T, new = k.shape[2], beta.shape[2]
+    if T == 0:
+        return v + k.sum() * 0 + beta.sum() * 0
     mask = replace(context, queries=T, causal=True, clock=None, channels=None, reads_last=False).mask()
     mask = mask & torch.ones(T, T, dtype=torch.bool, device=k.device).tril(-1)
     wide = torch.promote_types(k.dtype, torch.float32)
@@ -98,7 +100,7 @@ def delta_dense(k: Tensor, v: Tensor, beta: Tensor, context: Context, kernel: Ke
         a = context.channels
         fall = (a[:, :, :, None] - a[:, :, None]).masked_fill(~mask[..., None], -torch.inf).exp().to(wide)
         x = torch.einsum("bhtd,bhsd,bhtsd->bhts", k.to(wide) * scale, k.to(wide), fall)
-    own = (k.to(wide) * scale * k.to(wide)).sum(-1)
+    own, softcap = own_scores(k, kernel, scale), getattr(kernel, "softcap", None)
     log_decay = (
         torch.zeros_like(x)
         if context.clock is None
@@ -107,6 +109,7 @@ def delta_dense(k: Tensor, v: Tensor, beta: Tensor, context: Context, kernel: Ke
     log_decay = log_decay.masked_fill(~mask, -torch.inf)
     b = beta.to(wide)
     if kernel.exponential:
+        x = x if softcap is None else softcap * torch.tanh(x / softcap)
         strength = (x - own[:, :, None] + log_decay).masked_fill(~mask, -torch.inf).exp()
     else:
         kappa = weight(own, kernel.coefficients or (), kernel.limit)[:, :, T - new :]
@@ -118,4 +121,16 @@ def delta_dense(k: Tensor, v: Tensor, beta: Tensor, context: Context, kernel: Ke
         old = torch.stack(written[:s], 2) if s else v.to(wide)[:, :, :0]
         read = (strength[:, :, s, :s, None] * old).sum(2)
         written[s] = b[:, :, i, None] * (written[s] - read)
-    return torch.stack(written, 2).to(v.dtype) if written else v
+    return torch.stack(written, 2).to(v.dtype)
+
+
+def own_scores(k: Tensor, kernel: Kernel, scale: float) -> Tensor:
+    """x_ss = scale |k_s|^2, the score of each key with itself: (B, Hkv, T), in float32 at least; capped as the kernel caps it."""
+    wide = k.to(torch.promote_types(k.dtype, torch.float32))
+    x, softcap = (wide * scale * wide).sum(-1), getattr(kernel, "softcap", None)
+    return x if softcap is None else softcap * torch.tanh(x / softcap)
+
+
+def with_own_scores(context: Context, k: Tensor, kernel: Kernel, scale: float) -> Context:
+    """For exp under the delta rule: what is kept is exp(x_ss) u_s, so reads subtract x_ss in the exponent."""
+    return replace(context, bias=own_scores(k, kernel, scale)) if kernel.exponential else context

@@ -72,6 +72,11 @@ def _field() -> dict[str, Mechanism]:
         "mamba2_squared": m(Power(2), Sum(), decay="token"),
         "retnet": m(Power(1), Unnormalised(), norm="rms", decay="head"),
         "gla": m(Power(1), Unnormalised(), norm="rms", decay="channel"),
+        # The delta rule: a key's value replaces what was read at that key. Keys are best of unit length.
+        "deltanet": m(Power(1), Unnormalised(), update="delta"),
+        "gated_deltanet": m(Power(1), Unnormalised(), decay="token", update="delta"),
+        "kda": m(Power(1), Unnormalised(), decay="channel", update="delta"),
+        "delta_softmax": m(Exp(), Unnormalised(), norm="l2", update="delta"),
         # Other kernels and feature maps.
         "power2": m(Power(2), Sum()),
         "taylorshift": m(Linear("cosine", order=2, temperature=True), Sum()),

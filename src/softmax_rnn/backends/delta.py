@@ -1,0 +1,338 @@
+"""What the delta rule writes: each key's value, less what is read at that key from the keys before it.
+
+    u_s = b_s p_s        p_s = v_s - sum_{r<s} W_sr u_r        W_sr = D_sr w(x_sr),  x_sr = scale k_s . k_r
+
+so U = (I + diag(b) tril(W, -1))^-1 diag(b) V. For exp, W_sr = D_sr exp(x_sr - x_rr), and u stands for exp(x_ss) u_s (``bias`` is x_rr).
+The output is then the same sum as without the rule, over u in place of v. Two operators:
+
+    delta_tiles    any kernel, O(T) memory: a block of keys reads all earlier u tile by tile, then a triangular solve within the block
+    delta_scan     finite kernels, linear time: a chunk of keys reads the state, a triangular solve within the chunk, and writes
+
+Their backward passes go backward in time. With G the gradient of u from outside and l_s all of it, that of later writes included,
+
+    l_r = G_r - sum_{s>r} W_sr m_s        m_s = b_s l_s = dv_s        db_s = l_s . p_s        dW_sr = -m_s . u_r
+
+and for the clocks, which only ever multiply W: dc_s = m_s . (p_s - v_s) as a reader, and u_s . (G_s - l_s) as one who is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .dense import _log_decay, _scores, _seen, weight
+from .moments import Features
+from .operators import operator
+from .powers import symmetric_dim, symmetric_powers
+from .scan import LARGEST, _Block, _blocks, _Clocks, default_chunk
+from .tiles import _Call, _cap_, _Tile
+from .weights import weights, weights_and_slopes
+
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
+
+
+def _solve(b: Tensor, w: Tensor, right: Tensor, transposed: bool = False) -> Tensor:
+    """(I + diag(b) W)^-1 right, or with its transpose; W (M, C, C) strictly lower, b (M, C)."""
+    system = w * b[..., None]
+    if transposed:
+        return torch.linalg.solve_triangular(system.mT, right, upper=True, unitriangular=True)
+    return torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """w: a polynomial or exp of min(x, limit); with a bias the exponential of cap(x) - bias."""
+
+    coefficients: Sequence[float]
+    limit: float | None
+    softcap: float | None
+
+    def strengths(self, t: _Tile) -> Tensor:
+        """W for a block of keys and all keys before its end, (n, R, J); right where r < s."""
+        if t.call.bias is not None:
+            return t.shift_(_cap_(t.scores(), self.softcap), 1).exp_()
+        return t.fade_(weights(t.scores(), self.coefficients, self.limit), 1)
+
+    def strengths_and_slopes(self, t: _Tile) -> tuple[Tensor, Tensor]:
+        """W and its derivative by the score, which for a plain exponential is the same tensor."""
+        if t.call.bias is None:
+            w, slope = weights_and_slopes(t.scores(), self.coefficients, self.limit)
+            return t.fade_(w, 1), t.fade_(slope, 1)
+        x = _cap_(t.scores(), self.softcap)
+        slope = None if self.softcap is None else 1 - (x / self.softcap).square()
+        w = t.shift_(x, 1).exp_()
+        return w, w if slope is None else slope.mul_(w)
+
+
+def _call(
+    k: Tensor, c: Tensor | None, a: Tensor | None, bias: Tensor | None, lo: Tensor | None, new: int, scale: float
+) -> _Call:
+    """The new keys as the queries of all keys."""
+    first = k.shape[1] - new
+    q = (k[:, None, first:] * scale).contiguous()
+    hi = None if lo is None else torch.arange(first + 1, k.shape[1] + 1, device=k.device)[None].expand_as(lo)
+    cq, aq = (None if x is None else x[:, first:] for x in (c, a))
+    return _Call(q, k, cq, c, aq, a, lo, hi, None, True, bias)
+
+
+def _tiles(
+    k: Tensor, v: Tensor, b: Tensor, c: Tensor | None, a: Tensor | None, bias: Tensor | None, lo: Tensor | None,
+    coefficients: Sequence[float], limit: float | None, softcap: float | None, scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    new = b.shape[1]
+    kernel, first = _Kernel(coefficients, limit, softcap), k.shape[1] - new
+    u, p = v.clone(), v[:, first:].clone()
+    for t in _call(k, c, a, bias, lo, new, scale).tiles():
+        w, own = kernel.strengths(t), slice(t.i.start + first, t.i.stop + first)
+        inside = w[..., t.past :].tril_(-1)
+        if t.past:
+            p[t.n, t.i].baddbmm_(w[..., : t.past], u[t.n, t.j][:, : t.past], alpha=-1)
+        u[t.n, own] = _solve(b[t.n, t.i], inside, b[t.n, t.i, None] * p[t.n, t.i])
+        p[t.n, t.i].baddbmm_(inside, u[t.n, own], alpha=-1)
+    return u[:, first:].contiguous(), p
+
+
+def _tiles_backward(
+    grad: Tensor | None, _: Tensor | None, k: Tensor, v: Tensor, b: Tensor, c: Tensor | None, a: Tensor | None,
+    bias: Tensor | None, lo: Tensor | None, coefficients: Sequence[float], limit: float | None, softcap: float | None,
+    scale: float, u: Tensor, p: Tensor,
+) -> Gradients:  # fmt: skip
+    assert grad is not None
+    new, kernel = b.shape[1], _Kernel(coefficients, limit, softcap)
+    first = k.shape[1] - new
+    outside = F.pad(grad, (0, 0, first, 0))  # nobody but the new keys reads the old ones here
+    written, total = torch.cat([v[:, :first], u], 1), outside.clone()
+    call = _call(k, c, a, bias, lo, new, scale)
+    dq, dk, m = torch.zeros_like(call.q), torch.zeros_like(k), torch.empty_like(u)
+    for t in call.tiles(backwards=True):
+        own = slice(t.i.start + first, t.i.stop + first)
+        w, slope = kernel.strengths_and_slopes(t)
+        inside = w[..., t.past :].tril_(-1)
+        total[t.n, own] = _solve(b[t.n, t.i], inside, total[t.n, own], transposed=True)
+        m[t.n, t.i] = b[t.n, t.i, None] * total[t.n, own]
+        if t.past:
+            total[t.n, t.j][:, : t.past].baddbmm_(w[..., : t.past].mT, m[t.n, t.i], alpha=-1)
+        dx = torch.bmm(m[t.n, t.i], written[t.n, t.j].mT).mul_(slope).neg_()
+        dx[..., t.past :].tril_(-1)
+        t.scores_backward(dx, dq, dk)
+    return _gathered(dq[:, 0], dk, k, v, c, a, bias, scale, outside, total, m, written, p, first)
+
+
+def _gathered(
+    dq: Tensor, dk: Tensor, k: Tensor, v: Tensor, c: Tensor | None, a: Tensor | None, bias: Tensor | None, scale: float,
+    outside: Tensor, total: Tensor, m: Tensor, written: Tensor, p: Tensor, first: int,
+) -> Gradients:  # fmt: skip
+    """All gradients from those of the scores (as readers dq, as read dk), G, l and m."""
+    db = (total[:, first:] * p).sum(-1)
+    dv = torch.cat([total[:, :first], m], 1) if first else m
+    dc = da = None
+    dbias = None if bias is None else (written * (outside - total)).sum(-1)
+    if c is not None:
+        dc = (written * (outside - total)).sum(-1).double()
+        dc[:, first:] += (m * (p - v[:, first:])).sum(-1)
+    if a is not None:
+        da = (dk * k).neg_().double()
+        da[:, first:] += dq * (k[:, first:] * scale)
+    dk[:, first:] += dq * scale
+    return dk, dv, db, dc, da, dbias
+
+
+def delta_dense(
+    k: Tensor, v: Tensor, b: Tensor, c: Tensor | None, a: Tensor | None, bias: Tensor | None, lo: Tensor | None,
+    coefficients: Sequence[float], limit: float | None, softcap: float | None, scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """u and p as the formula reads, with all of W in memory; differentiated by autograd."""
+    first = k.shape[1] - b.shape[1]
+    q = k[:, None, first:] * scale
+    cq, aq = (None if x is None else x[:, first:] for x in (c, a))
+    hi = None if lo is None else torch.arange(first, k.shape[1], device=k.device)[None].expand_as(lo)
+    seen = _seen(q, k, lo, hi, True) & torch.ones(q.shape[2], k.shape[1], device=k.device).bool().tril(first - 1)
+    x, fade = _scores(q, k, aq, a, seen), _log_decay(cq, c, seen, q)
+    if bias is None:
+        w = weight(x, coefficients, limit).masked_fill(~seen, 0.0) * fade.exp()
+    else:
+        x = x if softcap is None else softcap * torch.tanh(x / softcap)
+        w = (x - bias[:, None, None] + fade).masked_fill(~seen, -torch.inf).exp()
+    past, inside = w[:, 0, :, :first], w[:, 0, :, first:]
+    p = v[:, first:] - past @ v[:, :first]
+    u = _solve(b, inside, b[..., None] * p)
+    return u, p - inside @ u
+
+
+_tiles_operator = operator(
+    "delta_tiles", _tiles, _tiles_backward, plain=delta_dense, constants=1,
+    fake=lambda k, v, b, *_: (v.new_empty(*b.shape, v.shape[-1]), v.new_empty(*b.shape, v.shape[-1])),
+)  # fmt: skip
+
+
+def delta_tiles(
+    k: Tensor, v: Tensor, b: Tensor, c: Tensor | None, a: Tensor | None, bias: Tensor | None, lo: Tensor | None,
+    coefficients: Sequence[float], limit: float | None, softcap: float | None, scale: float,
+) -> Tensor:  # fmt: skip
+    """k (N, T, D), v (N, T, E), b (N, new) -> u (N, new, E) of the last ``new`` keys; before them v holds what was written.
+
+    Clocks c (N, T) and a (N, T, D) in float64, bias (N, T); lo (N, new) is the first key that each new one sees.
+    """
+    tensors = [None if x is None else x.contiguous() for x in (k, v, b, c, a, bias, lo)]
+    return _tiles_operator(*tensors, list(coefficients), limit, softcap, scale)[0]
+
+
+class _Chunks:
+    """A block of chunks: what does not depend on the state is made for all of them at once."""
+
+    def __init__(
+        self, block: _Block, phi: Features, q: Tensor, k: Tensor, b: Tensor, coefficients: Sequence[float]
+    ) -> None:
+        self.block, rows, keys = block, block.rows(q), block.keys(k)
+        self.beta = block.keys(b[..., None])[..., 0]  # (M, C)
+        self.within = block.fade_(weights(block.scores(rows, keys), coefficients)).tril_(-1)
+        eye = torch.eye(block.chunk, dtype=q.dtype, device=q.device).expand_as(self.within)
+        self.inverse = _solve(self.beta, self.within, eye)  # (I + diag(b) W)^-1
+        self.reads = block.reading((phi.of(block.read_rows(rows)) * phi.weight).mT)  # (M, C, rows)
+        self.writes = block.writing(phi.of(block.write_keys(keys)).mT)  # (M, C, rows)
+
+    def by_chunk(self, n: int, *tensors: Tensor) -> list[Tensor]:
+        """(M, ...) -> (N, g, ...)."""
+        return [x.unflatten(0, (n, -1)) for x in tensors]
+
+
+def _chunks(
+    k: Tensor, b: Tensor, c: Tensor | None, a: Tensor | None, phi: Features, coefficients: Sequence[float],
+    scale: float, chunk: int, backwards: bool = False,
+) -> Iterator[_Chunks]:  # fmt: skip
+    q = (k * scale)[:, None]
+    blocks = list(_blocks(q, chunk, _Clocks(c, c, a, a, k.dtype), phi))
+    for block in reversed(blocks) if backwards else blocks:
+        yield _Chunks(block, phi, q, k, b, coefficients)
+
+
+def _scan(
+    k: Tensor, v: Tensor, b: Tensor, state: Tensor, c: Tensor | None, a: Tensor | None,
+    coefficients: Sequence[float], scale: float, chunk: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    phi = Features(coefficients, k.shape[-1], k)
+    u, p = torch.empty_like(v), torch.empty_like(v)
+    state = state / phi.root
+    for s in _chunks(k, b, c, a, phi, coefficients, scale, chunk):
+        at, N = s.block.tokens, len(k)
+        read, write, within = s.by_chunk(N, s.reads, s.writes, s.within)
+        solve = s.by_chunk(N, s.inverse * s.beta[:, None])[0]
+        x, y = v[:, at].unflatten(1, (-1, chunk)), u[:, at].unflatten(1, (-1, chunk))
+        z = p[:, at].unflatten(1, (-1, chunk))
+        for i in range(x.shape[1]):
+            left = torch.baddbmm(x[:, i], read[:, i], state, alpha=-1)
+            new = torch.bmm(solve[:, i], left)
+            carried = state if s.block.carry is None else state * s.block.carry[:, i]
+            state = torch.baddbmm(carried, write[:, i].mT, new)
+            y[:, i], z[:, i] = new, torch.baddbmm(left, within[:, i], new, alpha=-1)
+    return u, p
+
+
+def _scan_backward(
+    grad: Tensor | None, _: Tensor | None, k: Tensor, v: Tensor, b: Tensor, state: Tensor, c: Tensor | None, a: Tensor | None,
+    coefficients: Sequence[float], scale: float, chunk: int, u: Tensor, p: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    assert grad is not None
+    phi, N = Features(coefficients, k.shape[-1], k), len(k)
+    total, m = torch.empty_like(u), torch.empty_like(u)
+    dq, dk, dstate = torch.empty_like(k), torch.zeros_like(k), torch.zeros_like(state)
+    for s in _chunks(k, b, c, a, phi, coefficients, scale, chunk, backwards=True):  # l, m and dH, backward in time
+        block, at = s.block, s.block.tokens
+        read, write, solve = s.by_chunk(N, s.reads, s.writes, s.inverse.mT)
+        g, y, z = (x[:, at].unflatten(1, (-1, chunk)) for x in (grad, total, m))
+        strength = b[:, at].unflatten(1, (-1, chunk))
+        after = state.new_empty(N, g.shape[1], *state.shape[1:])
+        for i in reversed(range(g.shape[1])):
+            after[:, i] = dstate
+            new = torch.bmm(solve[:, i], torch.baddbmm(g[:, i], write[:, i], dstate))
+            y[:, i], z[:, i] = new, strength[:, i, :, None] * new
+            carried = dstate if block.carry is None else dstate * block.carry[:, i]
+            dstate = torch.baddbmm(carried, read[:, i].mT, z[:, i], alpha=-1)
+        x, powers, _features = phi.powers(block.write_keys(block.keys(k)))
+        dfeatures = torch.bmm(after.flatten(0, 1), block.writing(block.keys(u)).mT)
+        block.put_keys(dk, block.write_keys(phi.backward(x, powers, dfeatures)))
+    state, q = state / phi.root, (k * scale)[:, None]
+    for block in _blocks(q, chunk, _Clocks(c, c, a, a, k.dtype), phi):  # forward in time: the state again, and dQ
+        rows, keys, written, g = block.rows(q), block.keys(k), block.keys(u), block.keys(m).neg()
+        before, state = block.states(state, torch.bmm(phi.of(block.write_keys(keys)), block.writing(written)))
+        x, powers, _features = phi.powers(block.read_rows(rows))
+        drows = block.read_rows(phi.backward(x, powers, torch.bmm(before.mul_(phi.weight), block.reading(g).mT)))
+        _w, slope = weights_and_slopes(block.scores(rows, keys), coefficients)
+        dx = block.fade_(torch.bmm(g, written.mT).mul_(slope)).tril_(-1)
+        dr, dkeys = block.scores_backward(dx, rows, keys)
+        block.put_rows(dq[:, None], drows + dr)
+        block.put_keys(dk, dkeys)
+    dk, dv, db, dc, da, _none = _gathered(dq, dk, k, v, c, a, None, scale, grad, total, m, u, p, 0)
+    return dk, dv, db, dstate / phi.root, dc, da
+
+
+def delta_scan_plain(
+    k: Tensor, v: Tensor, b: Tensor, state: Tensor, c: Tensor | None, a: Tensor | None,
+    coefficients: Sequence[float], scale: float, chunk: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """u and p, one chunk after another; differentiated by autograd."""
+    orders = [n for n, x in enumerate(coefficients) if x != 0]
+    weight = torch.cat([k.new_full((symmetric_dim(k.shape[-1], n),), coefficients[n]) for n in orders])
+    now_c, now_a = (None if x is None else torch.zeros_like(x[:, :1]) for x in (c, a))
+    parts = []
+    for t in range(0, k.shape[1], chunk):
+        i = slice(t, t + chunk)
+        C, A = (None if x is None else x[:, i] for x in (c, a))
+        read_by, written_as, fade, carry = k[:, i] * scale, k[:, i], v.new_ones(()), v.new_ones(())
+        if A is not None and now_a is not None:
+            read_by, written_as = (x * y.exp().to(k.dtype) for x, y in ((read_by, A - now_a), (k[:, i], A[:, -1:] - A)))
+            one = symmetric_powers(torch.ones_like(now_a), orders)
+            carry = (symmetric_powers((A[:, -1:] - now_a).exp(), orders) / one).to(k.dtype).mT
+            now_a = A[:, -1:]
+        read = (symmetric_powers(read_by, orders) * weight) @ state
+        if C is not None and now_c is not None:
+            read = read * (C - now_c).exp().to(k.dtype)[..., None]
+            fade, carry = (
+                (C[:, -1:] - C).exp().to(k.dtype)[..., None],
+                carry * (C[:, -1:] - now_c).exp().to(k.dtype)[..., None],
+            )
+            now_c = C[:, -1:]
+        u, p = delta_dense(k[:, i], v[:, i] - read, b[:, i], C, A, None, None, coefficients, None, None, scale)
+        state = carry * state + symmetric_powers(written_as, orders).mT @ (fade * u)
+        parts.append((u, p))
+    us, ps = zip(*parts, strict=True)
+    return torch.cat(us, 1), torch.cat(ps, 1)
+
+
+_scan_operator = operator(
+    "delta_scan", _scan, _scan_backward, plain=delta_scan_plain, constants=1,
+    fake=lambda k, v, *_: (torch.empty_like(v), torch.empty_like(v)),
+)  # fmt: skip
+
+
+def delta_scan(
+    k: Tensor, v: Tensor, b: Tensor, state: Tensor, c: Tensor | None, a: Tensor | None,
+    coefficients: Sequence[float], scale: float, chunk: int | None = None,
+) -> Tensor:  # fmt: skip
+    """k (N, T, D), v (N, T, E), b (N, T), state (N, rows, E) -> u (N, T, E).
+
+    Clocks c (N, T) and a (N, T, D); the state stands at time 0.
+    """
+    T = k.shape[1]
+    if v.numel() == 0:
+        return v
+    chunk = chunk or default_chunk(state.shape[1])
+    exporting = torch.compiler.is_exporting()  # as in ``scan``
+    chunk = chunk if exporting else min(chunk, T)
+    pad = chunk - T % chunk if exporting else -T % chunk
+    tensors = [k, v, b, state, c, a]
+    if exporting or pad:  # b = 0 writes nothing, and the clock stands still
+        k, v, b = F.pad(k, (0, 0, 0, pad)), F.pad(v, (0, 0, 0, pad)), F.pad(b, (0, pad))
+        c, a = (None if x is None else torch.cat([x, x[:, -1:].expand(-1, pad, *x.shape[2:])], 1) for x in (c, a))
+        tensors = [k, v, b, state, c, a]
+    tensors = [None if x is None else x.contiguous() for x in tensors]
+    step = max(1, LARGEST // (state.shape[1] * chunk))
+    parts = [
+        _scan_operator(*(None if x is None else x[n : n + step] for x in tensors), list(coefficients), scale, chunk)[0]
+        for n in range(0, len(k), step)
+    ]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts))[:, :T]
