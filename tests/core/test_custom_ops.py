@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from softmax_rnn.backends import flash, moments, powers, scan, tiles
+from softmax_rnn.backends import delta, flash, moments, powers, scan, tiles
 from softmax_rnn.slots import denominators, feature_maps, norms
 
 B, H, T, D = 2, 2, 9, 4
@@ -30,6 +30,10 @@ def clocks():
     return tuple(c.clone().requires_grad_() for c in (CLOCK, CLOCK, CHANNELS, CHANNELS))
 
 
+def strengths(tokens):
+    return torch.rand(B, tokens, requires_grad=True)
+
+
 def sequences():
     values = (torch.randn(B, T, 3) * KEEP[..., None]).requires_grad_()  # 0 where padded, as the forms hand them over
     return x(B, H, T, D), x(B, T, D), values
@@ -54,6 +58,22 @@ CASES = {
     "softmax, everything": (tiles.softmax_tiles, lambda: (*sequences(), *clocks(), x(B, T), LO, HI, KEEP, True, 5.0)),
     "scan": (scan._operator, lambda: (*sequences(), x(B, 15, 3), *NO_CLOCK, SERIES, 3)),
     "scan, everything": (scan._operator, lambda: (*sequences(), x(B, 15, 3), *clocks(), SERIES, 3)),
+    "delta, tiles": (
+        delta._tiles_operator,
+        lambda: (x(B, T, D), x(B, T, 3), strengths(T), None, None, None, None, SERIES, None, None, 0.5),
+    ),
+    "delta, tiles, everything": (
+        delta._tiles_operator,
+        lambda: (x(B, T, D), x(B, T, 3), strengths(5), *clocks()[1:3], x(B, T), LO[:, 4:], [], None, 5.0, 0.5),
+    ),
+    "delta, scan": (
+        delta._scan_operator,
+        lambda: (x(B, T, D), x(B, T, 3), strengths(T), x(B, 15, 3), None, None, SERIES, 0.5, 3),
+    ),
+    "delta, scan, everything": (
+        delta._scan_operator,
+        lambda: (x(B, T, D), x(B, T, 3), strengths(T), x(B, 15, 3), *clocks()[1:3], SERIES, 0.5, 3),
+    ),
     "write": (moments._write_operator, lambda: (x(B, T, D), x(B, T, 3), SERIES)),
     "read": (moments._read_operator, lambda: (x(B, T, D), x(B, 15, 3), SERIES)),
     "l2": (norms._l2_operator, lambda: (x(B, H, T, D),)),

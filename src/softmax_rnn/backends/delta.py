@@ -63,9 +63,12 @@ class _Kernel:
             w, slope = weights_and_slopes(t.scores(), self.coefficients, self.limit)
             return t.fade_(w, 1), t.fade_(slope, 1)
         x = _cap_(t.scores(), self.softcap)
-        slope = None if self.softcap is None else 1 - (x / self.softcap).square()
+        if self.softcap is None:
+            w = t.shift_(x, 1).exp_()
+            return w, w
+        slope = 1 - (x / self.softcap).square()
         w = t.shift_(x, 1).exp_()
-        return w, w if slope is None else slope.mul_(w)
+        return w, slope.mul_(w)
 
 
 def _call(
@@ -160,7 +163,7 @@ def delta_dense(
     past, inside = w[:, 0, :, :first], w[:, 0, :, first:]
     p = v[:, first:] - past @ v[:, :first]
     u = _solve(b, inside, b[..., None] * p)
-    return u, p - inside @ u
+    return u, (p - inside @ u).detach()  # p is for the backward pass alone
 
 
 _tiles_operator = operator(

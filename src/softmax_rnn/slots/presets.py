@@ -72,7 +72,7 @@ def _field() -> dict[str, Mechanism]:
         "mamba2_squared": m(Power(2), Sum(), decay="token"),
         "retnet": m(Power(1), Unnormalised(), norm="rms", decay="head"),
         "gla": m(Power(1), Unnormalised(), norm="rms", decay="channel"),
-        # The delta rule: a key's value replaces what was read at that key. Keys are best of unit length.
+        # The delta rule: a key's value replaces what was read at that key.
         "deltanet": m(Power(1), Unnormalised(), update="delta"),
         "gated_deltanet": m(Power(1), Unnormalised(), decay="token", update="delta"),
         "kda": m(Power(1), Unnormalised(), decay="channel", update="delta"),
