@@ -191,6 +191,18 @@ def test_a_run_from_before_an_option_existed_is_recognised(folder: Path) -> None
     assert Results(QUICK, folder, [0]).planned(cell).status == "missing"
 
 
+def test_a_mechanism_written_out_with_fewer_fields_is_recognised(tmp_path: Path) -> None:
+    cpu, cell = SCALES["cpu"], Cell("rms_free", "sotu")
+    file = write_run(tmp_path, cpu, cell, 3.0) / "config.yaml"
+    config = yaml.safe_load(file.read_text())
+    del config["model"]["mechanism"]["kernel"]["softcap"], config["model"]["mechanism"]["allow_signed"]
+    file.write_text(yaml.safe_dump(config))
+    assert Results(cpu, tmp_path, [0]).planned(cell).status == "done"
+    config["model"]["mechanism"]["kernel"]["clamp"] = 7.0
+    file.write_text(yaml.safe_dump(config))
+    assert Results(cpu, tmp_path, [0]).planned(cell).status == "missing"
+
+
 def test_a_page_of_packed_results_leaves_them_as_they_are(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,13 +90,13 @@ def plan(figure: str, chosen: Scale, seeds: int, size: str | None = None) -> lis
 
 
 def _runs(planned: Sequence[PlannedRun], chosen: Scale, out: Path) -> list[RunConfig]:
-    """The runs to bring to their end, each in the folder where it was found; packed ones are at their end."""
+    """The runs to bring to their end. One that has ended is where it was found; one that is packed needs nothing more."""
     runs = []
     for one in planned:
         config = chosen.config(one.cell, out / "runs")
-        if one.folder.is_dir() and one.folder != config.folder:
+        if one.ended and one.folder.is_dir():
             config = replace(config, run=replace(config.run, folder=str(one.folder)))
-        if one.folder.is_dir() or one.run is None:
+        if not one.ended or one.folder.is_dir():
             runs.append(config)
     return runs
 
