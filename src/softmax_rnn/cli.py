@@ -139,9 +139,9 @@ def main(argv: list[str] | None = None) -> int:
         print(_help())
         return 0
     if argv[0] == "--version":
-        from importlib.metadata import version
+        from . import __version__
 
-        print(f"softmax-rnn {version('softmax-rnn')}")
+        print(f"softmax-rnn {__version__}")
         return 0
     if argv[0] not in COMMANDS:
         known = ", ".join(COMMANDS)

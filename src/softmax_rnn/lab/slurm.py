@@ -141,6 +141,7 @@ def _script(folder: Path, runs: int, options: argparse.Namespace, name: str, cpu
             "#!/bin/bash",
             *lines,
             *options.setup,
+            "trap : USR2  # for the runs, not for this script",
             f"srun --kill-on-bad-exit=0 bash -c {shlex.quote(train)}",
             "code=$?",
             f'if [ "$code" -eq {AGAIN} ]; then scontrol requeue "$SLURM_JOB_ID"; fi  # its time is over, and it has saved',

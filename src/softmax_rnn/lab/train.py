@@ -191,6 +191,7 @@ def training_arguments(config: RunConfig, world: int, micro: int) -> Any:
         report_to=run.tracker,
         disable_tqdm=True,
         log_level="error",
+        log_level_replica="error",
         seed=config.seed,
         train_sampling_strategy="sequential",  # the data has the order of training already
         remove_unused_columns=False,
