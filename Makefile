@@ -4,7 +4,10 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo report test quick lint types bench clean
+.PHONY: help demo report test quick lint types bench slurm clean
+
+help:                   ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
 
 demo: $(READY)          ## the paper in five minutes: six mechanisms trained, claims judged, a report to look at
 	$(BIN)/softmax-rnn reproduce quick
@@ -28,6 +31,9 @@ types: $(READY)         ## type check, as in CI
 bench: $(READY)         ## speed and memory side by side; writes results/bench and the table in README (20 minutes, a quiet machine)
 	$(BIN)/softmax-rnn bench all --json results/bench/bench.json --plot results/bench
 	$(BIN)/python tools/readme.py
+
+slurm: $(READY)         ## sweeps on a real SLURM on loopback (needs root, slurm-wlm and munge; says so where it cannot start)
+	$(BIN)/python tools/slurm.py
 
 clean:                  ## remove the environment and every cache; runs stay
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis

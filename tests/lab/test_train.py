@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from work import Child, assert_close, only_run, rows
 
 Train = Callable[..., Child]
@@ -29,6 +30,7 @@ def test_a_run_is_a_folder_with_everything(train: Train, runs: Path) -> None:
     files = {p.name for p in (run / "checkpoint-20").iterdir()}
     assert {"model.safetensors", "config.json", "tokenizer.json", "optimizer.pt", "manifest.json"} <= files
     assert "training_args.bin" not in files
+    assert len({p.stat().st_mode for p in (run / "checkpoint-20").iterdir()}) == 1  # nothing is private by accident
     again = train("--model.mechanism", "norm")
     assert again.wait() == 0
     assert "already done" in again.output
@@ -185,6 +187,11 @@ def test_a_damaged_checkpoint_is_set_aside(train: Train, runs: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
+        *(
+            (["--run.device", device], f"--run.device {device}: torch finds no such device")
+            for device, there in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available()))
+            if not there
+        ),
         (["--run.tracker", "wandb"], "--run.tracker wandb needs the package wandb: pip install wandb"),
         (["--run.micro_batch", "3"], "run.micro_batch 3 must divide the 4 rows of each process"),
         (["--run.sharded", "true"], "run.sharded needs several processes"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,8 @@ def test_the_papers_scale_is_appendix_d() -> None:
     assert [cost(c).parameters for c in (base, large, long)] == [
         parameter_count("small"), parameter_count("large"), parameter_count("small"),
     ]  # fmt: skip
+    gated = replace(base, model=replace(base.model, mechanism="gate"))
+    assert cost(gated).parameters == parameter_count("small", mechanism="gate") > parameter_count("small")
     assert (base.data.length, long.data.length, base.train.batch, base.train.steps) == (1024, 4096, 36, 100_000)
     assert {base.data.source, base.tokenizer.source} == {"pile", "meta-llama/Llama-2-7b-hf"}
     assert (base.train.lr, base.train.warmup, base.train.weight_decay, base.train.precision) == (

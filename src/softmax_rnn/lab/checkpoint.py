@@ -46,7 +46,10 @@ def publish(run: Path, name: str) -> None:
     files = sorted(p for p in source.rglob("*") if p.is_file())
     listing = {str(p.relative_to(source)): {"size": p.stat().st_size, "sha256": _digest(p)} for p in files}
     (source / MANIFEST).write_text(json.dumps(listing, indent=1))
+    mode = (source / MANIFEST).stat().st_mode & 0o777  # as the user's other files: safetensors makes its own private
     for path in (*files, source / MANIFEST, source):
+        if path.is_file():
+            path.chmod(mode)
         fsync(path)
     if (run / name).exists():  # the same step again, after a resume from an older checkpoint
         remove(run / name)

@@ -87,14 +87,14 @@ class RunSettings:
 
     Args:
         root: runs are folders <name>-<hash> in here.
-        folder: this folder instead.
+        folder: the run's own folder, in place of <name>-<hash> in root.
         save_every: steps between two checkpoints; there is always one at the end.
         keep: how many checkpoints to keep.
         micro_batch: rows that one process computes at once; its whole share of the batch if not given.
         sharded: shard parameters, gradients and optimiser state over the processes (fully_shard).
         tracker: also report to trackio, tensorboard or wandb.
         patience: stop after so many steps in a row with a loss that is not finite.
-        device: auto takes a GPU if there is one.
+        device: auto (a CUDA GPU if there is one, else the processor), cpu, cuda, or mps (Apple).
         threads: of torch, per process.
         workers: processes that load data; the memory-mapped tokens need none.
     """
@@ -107,7 +107,7 @@ class RunSettings:
     sharded: bool = False
     tracker: Tracker = "none"
     patience: int = 10
-    device: Literal["auto", "cpu"] = "auto"
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     threads: int | None = None
     workers: int = 0
 

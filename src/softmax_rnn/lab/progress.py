@@ -42,13 +42,20 @@ def tokenising_bar(name: str, max_tokens: int | None, *, quiet: bool) -> Iterato
         TimeElapsedColumn(),
     )
     console = _console()
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bar:
+    with Progress(*columns, console=console, disable=quiet or not (console.is_terminal or console.is_jupyter)) as bar:
         task = bar.add_task(printable(name), total=max_tokens, done="")
 
         def advance(documents: int, tokens: int) -> None:
             bar.update(task, completed=tokens, done=f"{documents:,} documents, {tokens:,} tokens")
 
         yield advance
+
+
+def say_loading() -> None:
+    """A word to the person at a terminal: torch and transformers take seconds to load."""
+    console = _console()
+    if console.is_terminal or console.is_jupyter:
+        console.print("loading torch, transformers and the text", style="dim", highlight=False)
 
 
 class TrainingBar:
@@ -63,20 +70,21 @@ class TrainingBar:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         console = _console()
-        if not self.quiet and console.is_terminal:
+        if not self.quiet and (console.is_terminal or console.is_jupyter):
             text = TextColumn("{task.fields[text]}")
             eta = TimeRemainingColumn(elapsed_when_finished=True)
+            left = TextColumn("{task.fields[left]}")
             columns = (
                 TextColumn("{task.description}"),
                 BarColumn(),
                 MofNCompleteColumn(),
                 text,
-                TextColumn("ETA"),
+                left,
                 eta,
             )
             self.bar = Progress(*columns, console=console)
             self.bar.start()
-            self.task = self.bar.add_task(self.name, total=self.steps, text="")
+            self.task = self.bar.add_task(self.name, total=self.steps, text="", left="time left")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -86,7 +94,7 @@ class TrainingBar:
     def step(self, step: int) -> None:
         """One step further."""
         if self.bar is not None:
-            self.bar.update(self.task, completed=step)
+            self.bar.update(self.task, completed=step, left="time left" if step < self.steps else "took")
 
     def row(self, row: dict[str, Any]) -> None:
         """Show the newest numbers."""

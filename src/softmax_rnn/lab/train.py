@@ -79,11 +79,15 @@ def train(config: RunConfig, *, quiet: bool = False) -> Outcome:
 
 def _train(config: RunConfig, stop: Any, quiet: bool) -> Outcome:
     from .folder import open_folder
+    from .progress import say_loading
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
     first = int(os.environ.get("RANK", "0")) == 0
     micro = micro_batch(config, world)
     _check_tracker(config.run.tracker)
+    if not quiet and first:
+        say_loading()
+    _check_device(config.run.device)
     quieten()
     if config.run.threads is not None:
         import torch
@@ -138,6 +142,14 @@ def _check_tracker(tracker: str) -> None:
         )
 
 
+def _check_device(device: str) -> None:
+    import torch
+
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not there.get(device, True):
+        raise UserError(f"--run.device {device}: torch finds no such device on this machine; cpu and auto always work.")
+
+
 def _check_memory(parameters: int) -> None:
     """Refuse weights, gradients and moments that this machine cannot hold: asking for them would end in a kill."""
     gigabytes, has = parameters * 16 / 2**30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -164,7 +176,7 @@ def training_arguments(config: RunConfig, world: int, micro: int) -> Any:
     from transformers import TrainingArguments
 
     t, run = config.train, config.run
-    on_cpu = run.device == "cpu" or not torch.cuda.is_available()
+    on_cpu = run.device == "cpu" or (run.device == "auto" and not torch.cuda.is_available())
     return TrainingArguments(
         output_dir=str(config.folder),
         run_name=config.folder.name,

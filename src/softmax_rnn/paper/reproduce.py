@@ -171,20 +171,22 @@ def cost(config: RunConfig) -> Cost:
     """6 FLOPs for each parameter and token (the embedding is a table, and free), and 6 T for each channel of each layer's attention."""
     vocab = config.tokenizer.vocab if config.tokenizer.source == "bpe" else 32000
     shape = {key: value for key, value in config.model.overrides.items() if isinstance(value, int)}
-    parameters, hidden, layers = _shape(config.model.size, tuple(sorted(shape.items())), vocab)
+    parameters, hidden, layers = _shape(config.model.size, tuple(sorted(shape.items())), vocab, config.model.label)
     tokens = config.train.steps * config.train.batch * config.data.length
     per_token = 6 * (parameters - vocab * hidden) + 6 * layers * hidden * config.data.length
     return Cost(parameters, tokens, float(per_token * tokens))
 
 
 @lru_cache
-def _shape(size: str, overrides: tuple[tuple[str, int], ...], vocab: int) -> tuple[int, int, int]:
+def _shape(size: str, overrides: tuple[tuple[str, int], ...], vocab: int, mechanism: str) -> tuple[int, int, int]:
+    """Parameters (gates and norms included), hidden size, layers."""
+    from ..lab.model import ModelConfig, check_model
     from ..models.sizes import SIZES
 
     shape = SIZES[size] | dict(overrides)
-    hidden, mlp, layers = shape["hidden_size"], shape["intermediate_size"], shape["num_hidden_layers"]
-    layer = 4 * hidden**2 + 3 * hidden * mlp + 2 * hidden
-    return 2 * vocab * hidden + layers * layer + hidden, hidden, layers
+    known = "softmax" if mechanism in ("custom", "hybrid") else mechanism
+    parameters = check_model(ModelConfig(known, size, dict(overrides)), vocab, length=2048)
+    return parameters, shape["hidden_size"], shape["num_hidden_layers"]
 
 
 def _show(options: argparse.Namespace, planned: list[PlannedRun]) -> None:
