@@ -89,8 +89,8 @@ def test_dry_runs_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert cli.main(["reproduce", "fig3", "--scale", "paper", "--seeds", "2", "--dry-run", "--out", str(out)]) == 0
     text = capsys.readouterr().out
     for part in (
-        "torchrun --nproc-per-node 4 -m softmax_rnn.lab.train --preset paper-large --name norm-fineweb-large-0",
-        "torchrun --nproc-per-node 6 -m softmax_rnn.lab.train --preset paper-long",
+        "torchrun --nproc-per-node 4 -m softmax_rnn train --preset paper-large --name norm-fineweb-large-0",
+        "torchrun --nproc-per-node 6 -m softmax_rnn train --preset paper-long",
         f"softmax-rnn reproduce fig3 --scale paper --seeds 2 --out {out} --size large --slurm",
         "GPU hours",
         "275,293,184",

@@ -231,4 +231,4 @@ def torchrun(chosen: Scale, cell: Cell, root: Path) -> str:
         "run.root": config.run.root,
     }
     words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
-    return f"torchrun --nproc-per-node {GPUS[size]} -m softmax_rnn.lab.train {shlex.join(words)}"
+    return f"torchrun --nproc-per-node {GPUS[size]} -m softmax_rnn train {shlex.join(words)}"
