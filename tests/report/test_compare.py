@@ -11,7 +11,8 @@ import pytest
 
 from softmax_rnn import cli
 from softmax_rnn.lab.config import RunConfig, to_yaml
-from softmax_rnn.report.compare import compare, differing, find, flat
+from softmax_rnn.lab.store import Run
+from softmax_rnn.report.compare import compare, differing, find, options
 from tests.report.browser import Browser
 
 
@@ -139,7 +140,7 @@ def test_a_wrong_name_suggests_the_nearest(
     monkeypatch.chdir(sweep.parent)
     name = sorted(path.name for path in sweep.iterdir())[0]
     assert cli.main(["report", name[:-1] + "x"]) == 2
-    assert f"did you mean {name}" in capsys.readouterr().err
+    assert f"did you mean runs/{name}?" in capsys.readouterr().err
     (sweep.parent / "empty").mkdir()
     assert cli.main(["report", "empty"]) == 2
     assert "There are no runs in empty" in capsys.readouterr().err
@@ -152,7 +153,11 @@ def test_options_that_differ(tmp_path: Path) -> None:
         "model": {"mechanism": {"kernel": 2}, "overrides": {"hidden_size": 64, "head_dim": 8}},
         "run": {"root": "b"},
     }
-    assert differing([flat(a), flat(b)]) == ["model.mechanism", "model.overrides.head_dim", "seed"]
+    assert differing([options(Run(tmp_path, config)) for config in (a, b)]) == [
+        "model.mechanism",
+        "model.overrides.head_dim",
+        "seed",
+    ]
 
 
 @pytest.mark.slow

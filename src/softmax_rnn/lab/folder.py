@@ -23,6 +23,7 @@ from ..files import read_json, read_yaml, writing
 from . import checkpoint
 from .config import RunConfig, content_hash, to_yaml
 from .recorder import DamagedMetrics, read
+from .store import flat
 
 PACKAGES = ("softmax-rnn", "torch", "transformers", "accelerate", "tokenizers", "datasets", "numpy", "safetensors")
 ADVICE = "make room, or choose another --run.root"
@@ -127,20 +128,13 @@ def _read_config(file: Path) -> dict[str, Any]:
 def _check_same(config: RunConfig, there: dict[str, Any]) -> None:
     if content_hash(there) == config.hash:
         return
-    wanted, found = _flat(asdict(config)), _flat(there)
+    wanted, found = flat(asdict(config)), flat(there)
     differing = sorted(
         k for k in wanted.keys() | found.keys() if wanted.get(k) != found.get(k) and not k.startswith(("run.", "name"))
     )
     raise UserError(
         f"{config.folder} belongs to a run with another configuration (different: {', '.join(differing)}): choose another folder."
     )
-
-
-def _flat(config: dict[str, Any]) -> dict[str, Any]:
-    groups = {k: v for k, v in config.items() if isinstance(v, dict)}
-    return {f"{group}.{k}": v for group, options in groups.items() for k, v in options.items()} | {
-        k: v for k, v in config.items() if k not in groups
-    }
 
 
 def finished(folder: Path) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import UserError
 from .checkpoint import write_atomically
-from .store import Run, find_runs
+from .store import Run, find_runs, flat
 
 LIMIT = 1_900_000  # bytes of a part
 COMMON = ("versions", "git", "hardware")  # of an environment; the rest of it is the run's own
@@ -53,7 +53,7 @@ def read_packed(folder: Path) -> list[Run]:
 def write_packed(runs: Sequence[Run], folder: Path) -> None:
     """Write runs, in the order of their names, in place of what is packed there."""
     runs = sorted(runs, key=lambda run: run.folder.name)
-    configs = [_flat(run.config) for run in runs]
+    configs = [flat(run.config) for run in runs]
     common = {k: v for k, v in (configs[0] if configs else {}).items() if all(c.get(k, ...) == v for c in configs)}
     environments: list[dict[str, Any]] = []
     lines = []
@@ -83,24 +83,12 @@ def _own(environment: dict[str, Any]) -> dict[str, Any]:
     return own
 
 
-def _flat(config: dict[str, Any]) -> dict[str, Any]:
-    """Groups of options as ``group.option``; a mapping inside an option stays whole.
-
-    >>> _flat({"seed": 1, "model": {"overrides": {"hidden_size": 64}}})
-    {'seed': 1, 'model.overrides': {'hidden_size': 64}}
-    """
+def _nested(options: dict[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
-    for key, value in config.items():
-        out |= {f"{key}.{option}": v for option, v in value.items()} if isinstance(value, dict) else {key: value}
-    return out
-
-
-def _nested(flat: dict[str, Any]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in flat.items():
-        group, _, option = key.partition(".")
-        if option:
-            out.setdefault(group, {})[option] = value
+    for key, value in options.items():
+        group, _, name = key.partition(".")
+        if name:
+            out.setdefault(group, {})[name] = value
         else:
             out[key] = value
     return out

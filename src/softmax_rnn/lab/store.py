@@ -78,13 +78,7 @@ class Run:
 
     def options(self) -> dict[str, Any]:
         """The configuration by dotted names, without where and how the work was done."""
-        flat = {
-            f"{group}.{name}": value
-            for group, options in self.config.items()
-            if isinstance(options, dict) and group != "run"
-            for name, value in options.items()
-        }
-        return {k: v for k, v in self.config.items() if not isinstance(v, dict) and k != "name"} | flat
+        return flat({group: options for group, options in self.config.items() if group not in ("run", "name")})
 
     def columns(self) -> dict[str, Any]:
         """What tells this run from others."""
@@ -96,6 +90,18 @@ class Run:
             "size": self.option("model.size"),
             "seed": self.option("seed"),
         }
+
+
+def flat(config: dict[str, Any]) -> dict[str, Any]:
+    """Groups of options as ``group.option``; a mapping inside an option stays whole.
+
+    >>> flat({"seed": 1, "model": {"overrides": {"hidden_size": 64}}})
+    {'seed': 1, 'model.overrides': {'hidden_size': 64}}
+    """
+    out: dict[str, Any] = {}
+    for key, value in config.items():
+        out |= {f"{key}.{option}": v for option, v in value.items()} if isinstance(value, dict) else {key: value}
+    return out
 
 
 class DamagedRun(UserError):

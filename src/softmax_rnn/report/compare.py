@@ -6,7 +6,6 @@ own.
 
 from __future__ import annotations
 
-import difflib
 import json
 import shlex
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..files import nearest_name
 from ..lab.store import Run, find_runs
 from .data import Band, CurveView, FigureView, PanelView, Report, RunView, Spread
 
@@ -39,31 +39,15 @@ def find(paths: Sequence[Path]) -> list[Run]:
 def _nothing(path: Path) -> str:
     if path.is_dir():
         return f"There are no runs in {path}: name a folder that holds some, or a run."
-    folders = [path.parent, Path("runs")]
-    names = [p.name for folder in folders if folder.is_dir() for p in folder.iterdir() if (p / "config.yaml").exists()]
-    near = difflib.get_close_matches(path.name, names, n=2, cutoff=0.4)
-    hint = f"did you mean {' or '.join(near)}?" if near else "softmax-rnn list --runs shows the runs there are."
-    return f"There is no run or folder {str(path)!r}: {hint}"
+    return f"There is no run or folder {str(path)!r}{nearest_name(path)}"
 
 
-def flat(config: Config) -> Config:
-    """Every option by its full name, but for how and where a run was done.
-
-    >>> flat({"seed": 1, "name": "x", "model": {"overrides": {"hidden_size": 64}}, "run": {"root": "runs"}})
-    {'seed': 1, 'model.overrides.hidden_size': 64}
-    """
+def options(run: Run) -> Config:
+    """Every option by its full name, the overrides of the model one by one."""
     out: Config = {}
-
-    def walk(prefix: str, value: Any) -> None:
-        if isinstance(value, dict) and value and not prefix.endswith("mechanism."):
-            for key, inner in value.items():
-                walk(f"{prefix}{key}.", inner)
-        else:
-            out[prefix[:-1]] = value
-
-    for key, value in config.items():
-        if key not in ("run", "name"):
-            walk(f"{key}.", value)
+    for name, value in run.options().items():
+        inner = isinstance(value, dict) and name != "model.mechanism"
+        out |= {f"{name}.{key}": v for key, v in value.items()} if inner else {name: value}
     return out
 
 
@@ -106,9 +90,9 @@ def compare(found: Sequence[Run]) -> Report:
     damaged = [RunView(run.folder.name, "damaged", note=run.damage) for run in found if run.damage is not None]
     if not runs:
         raise UserError(str(found[0].damage))
-    differ = differing([flat(run.config) for run in runs])
-    runs = sorted(runs, key=lambda run: [_order(flat(run.config).get(name)) for name in differ])
-    configs = [flat(run.config) for run in runs]
+    differ = differing([options(run) for run in runs])
+    runs = sorted(runs, key=lambda run: [_order(options(run).get(name)) for name in differ])
+    configs = [options(run) for run in runs]
     about = [name for name in differ if name != "seed"]
     environment = next((run.environment for run in runs if run.environment), {})
     began = [s["began"][:10] for run in runs for s in run.environment.get("sessions", [])[-1:]]

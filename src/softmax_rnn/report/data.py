@@ -184,6 +184,7 @@ class RunView:
     tokens: int | None = None
     test_loss: float | None = None
     train_loss: float | None = None
+    test_accuracy: float | None = None  # of runs on tasks
     spikes: int | None = None
     seconds: float | None = None
     note: str | None = None
