@@ -146,7 +146,7 @@ def runs() -> list[RunView]:
         final = loss(1.2e6, MECHANISMS[mechanism][3], corpus, seed)
         keys = {"mechanism": mechanism, "corpus": CORPORA[corpus], "setting": "base", "seed": str(seed)}
         found = RunView(
-            run_name(mechanism, corpus, seed), status, keys, 300, 1_200_000, final, final - 0.05, 0, 61.2 + seed
+            run_name(mechanism, corpus, seed), status, keys, 300, 1_200_000, final, final - 0.05, None, 0, 61.2 + seed
         )
         return replace(found, **more)
 

@@ -192,3 +192,9 @@ def test_a_test_without_numbers_has_words():
     assert glyph(nothing) == ""
     assert measured(nothing) == "no number"
     assert measured(JudgedTest("x", "inconclusive", (None, None), 0.25)) == "+0.250 nats, no interval"
+
+
+def test_accuracy_has_a_column_where_a_run_has_one(tmp_path):
+    runs = [RunView("r", "done", test_accuracy=0.875), RunView("s", "done")]
+    assert "0.875" in Reader(write_site(Report(runs=runs), tmp_path, tmp_path / "a").read_text()).words
+    assert "test accuracy" not in Reader(write_site(Report(runs=runs[1:]), tmp_path, tmp_path / "b").read_text()).words

@@ -242,6 +242,7 @@ def _run(run: Run, config: Config, differ: list[str]) -> RunView:
         tokens=run.last("tokens"),
         test_loss=run.last("test_loss"),
         train_loss=run.last("train_loss"),
+        test_accuracy=run.last("test_accuracy"),
         spikes=run.last("spikes"),
         seconds=run.last("seconds"),
         note=f"stopped at step {reached} of {steps}" if run.status == "unfinished" else None,

@@ -15,6 +15,7 @@ NUMBERS = {
     "tokens": 0,
     "test_loss": 3,
     "train_loss": 3,
+    "test_accuracy": 3,
     "spikes": 0,
     "seconds": 0,
 }  # columns, with decimals
@@ -147,9 +148,10 @@ def runs_section(report: Report) -> str:
     if not report.runs:
         return '<section id="runs"><h2>Runs</h2><p class="absent">There are no runs yet.</p></section>'
     groups, keys = _groups(report), list(dict.fromkeys(key for run in report.runs for key in run.keys))
-    columns = ["run", *keys, "status", *(name.replace("_", " ") for name in NUMBERS), "note"]
+    numbers = [n for n in NUMBERS if n != "test_accuracy" or any(run.test_accuracy is not None for run in report.runs)]
+    columns = ["run", *keys, "status", *(name.replace("_", " ") for name in numbers), "note"]
     head = "".join(f'<th scope="col">{text(column)}</th>' for column in columns)
-    lines = "\n".join(_run(run, keys, groups[run.name]) for run in report.runs)
+    lines = "\n".join(_run(run, keys, numbers, groups[run.name]) for run in report.runs)
     return f"""<section id="runs"><h2>Runs</h2>
 <p class="filter js-only"><label for="filter">Show runs with</label>
 <input id="filter" type="search" placeholder="norm diverged" autocomplete="off" spellcheck="false">
@@ -172,11 +174,11 @@ def _groups(report: Report) -> dict[str, list[str]]:
     return groups
 
 
-def _run(run: RunView, keys: list[str], groups: list[str]) -> str:
+def _run(run: RunView, keys: list[str], numbers: list[str], groups: list[str]) -> str:
     words = [run.name, *(run.keys.get(key, "") for key in keys)]
     cells = [text(word) for word in words]
     cells.append(f'<span class="status {slug(run.status)}">{text(run.status)}</span>')
-    cells += [number(getattr(run, name), decimals) for name, decimals in NUMBERS.items()]
+    cells += [number(getattr(run, name), NUMBERS[name]) for name in numbers]
     cells.append(text(run.note))
     return f'<tr data-groups="{text(" ".join(groups))}">{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
 
