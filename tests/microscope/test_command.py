@@ -8,8 +8,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
+    BloomConfig,
+    BloomForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MambaConfig,
@@ -110,12 +110,12 @@ def test_texts_that_will_not_do(folder: str, text: str, tmp_path: Path) -> None:
 
 def test_models_that_will_not_do(text: str, tmp_path: Path) -> None:
     rest = ["--text", text, "--out", str(tmp_path / "out"), *QUICK]
-    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=4))
-    assert "'gpt2' models" in refused(save_with_tokenizer(gpt2, tmp_path / "gpt2"), *rest)
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4))
+    assert "'bloom' models" in refused(save_with_tokenizer(bloom, tmp_path / "bloom"), *rest)
     mamba = MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4))
     assert "'mamba' models" in refused(save_with_tokenizer(mamba, tmp_path / "mamba"), *rest)
     bare = LlamaForCausalLM(LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=0))
-    assert "no attention layer" in refused(save_with_tokenizer(bare, tmp_path / "bare"), *rest)
+    assert "none of the modules" in refused(save_with_tokenizer(bare, tmp_path / "bare"), *rest)
     assert "does not exist" in refused(str(tmp_path / "no" / "such" / "folder"), *rest)
     (tmp_path / "empty").mkdir()
     assert "no checkpoint" in refused(str(tmp_path / "empty"), *rest)

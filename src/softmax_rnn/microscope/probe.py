@@ -209,7 +209,7 @@ def scoped_attention(
     scaling: float | None = None,
     is_causal: bool | None = None,
     **kwargs: Any,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor | None]:
     """transformers' attention function while a model is ``scoped``."""
     layer, scope = getattr(module, SCOPE)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)

@@ -25,6 +25,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotar
 from ..api import attention
 from ..errors import MechanismError, MechanismWarning
 from ..problem import as_state
+from ..slots.kernels import Near
 from ..slots.mechanism import Mechanism
 from ..state import KroneckerState, check_state_size
 from . import masks
@@ -46,7 +47,7 @@ def attend(
     """Causal attention of the newest tokens, q (B, H, Tq, D), over all so far, k and v (B, Hkv, Tk, ...), Tk >= Tq."""
     if q.shape[2] == k.shape[2]:
         return compute(q, k, v, m, key_padding_mask=keep, segment_ids=segments, **options)
-    if q.shape[2] == 1:
+    if q.shape[2] == 1 and not isinstance(m.kernel, Near) and options.get("window") is None:
         return compute(q, k, v, m, key_padding_mask=keep, causal=False, **options)
     # Several queries after a cache (a prompt in chunks): the earlier keys become the state that attention continues.
     old = k.shape[2] - q.shape[2]

@@ -4,12 +4,13 @@ transformers describes what a query may see by a function of indices, and lets e
 its own mask. Ours is never T x T: it is one tensor of shape (B, 1, 1, keys), and its dtype says what it means.
 
     uint8     what is at a key's place: EMPTY (a slot of a static cache not yet written), PADDING or KEY
-    integers  the number of the packed document that a token belongs to
-    None      neither
+    int64     the number of the packed document that a token belongs to
+    int8, int32   the same two, and some queries do not see keys that lie a window back; the layer knows how wide it is
+    None      nothing of all this
 
 It has four axes because transformers takes such a mask for finished and hands it on as it is; one with two axes would be cut
 to a window's cache a second time. (transformers looks for packed documents only where there is no padding mask, so one
-tensor is enough.) Whatever cannot be said this way, such as a window that is shorter than the sequence, is refused.
+tensor is enough.) Whatever cannot be said this way, such as a custom mask function, is refused.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ..errors import MechanismError
 
 NAME = "softmax_rnn"  # of our attention implementation, in AttentionInterface and AttentionMaskInterface
 EMPTY, PADDING, KEY = 0, 1, 2
+WINDOWED = {torch.uint8: torch.int8, torch.int64: torch.int32}
 
 
 def mask(
@@ -46,35 +48,46 @@ def mask(
     local_size: int | None = None,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
-    **_: Any,
+    **more: Any,
 ) -> Tensor | None:
     """The mask of one forward pass of a patched model; transformers calls this where our name is the implementation."""
     if use_vmap:
         raise MechanismError(
             "A custom mask function cannot be combined with a mechanism: padding and packing are what it knows."
         )
-    bidirectional = mask_function is bidirectional_mask_function
+    bidirectional = "allow_is_bidirectional_skip" in more or mask_function is bidirectional_mask_function
     # A static cache has room for more keys than there are: those in use end with the last query.
     keys = kv_length if bidirectional else q_offset + q_length - kv_offset
     if isinstance(keys, Tensor) and not is_tracing():
         keys = int(keys)
-    if local_size is not None and not isinstance(keys, Tensor) and keys > local_size:
-        raise MechanismError(
-            f"The model's sliding window is {local_size} tokens and this sequence has {keys}: mechanisms have no window, so "
-            "stay within it, or set config.sliding_window = None if the model may look further."
-        )
-    keep = None
-    if attention_mask is not None:
-        keep = columns(attention_mask.to(torch.bool), kv_offset, kv_length)
-    elif not bidirectional and mask_function is not causal_mask_function and q_length == kv_length:
-        return _documents(mask_function, batch_size, q_length, device)
-    return places(keep, keys, kv_length, batch_size, device)
+    keep = None if attention_mask is None else columns(attention_mask.to(torch.bool), kv_offset, kv_length)
+    windowed = local_size is not None and (isinstance(keys, Tensor) or keys > local_size)
+    if windowed and q_length == 1 and not bidirectional:  # one query: what it does not see may as well not be there
+        row, slot = torch.arange(batch_size, device=device)[:, None], torch.arange(kv_length, device=device) + kv_offset
+        seen = mask_function(row, torch.zeros((), dtype=torch.long, device=device), q_offset, slot[None])
+        keep = seen.expand(batch_size, -1) if keep is None else keep & seen
+        windowed = False
+    what = None
+    if keep is None and not bidirectional and mask_function is not causal_mask_function and q_length == kv_length:
+        what = _documents(mask_function, batch_size, q_length, device)
+    if what is None:
+        what = places(keep, keys, kv_length, batch_size, device, always=windowed)
+    if windowed and what is not None:
+        what = what.to(WINDOWED[what.dtype])
+    return what
 
 
-def places(keep: Tensor | None, keys: int | Tensor, room: int, batch: int, device: torch.device | str) -> Tensor | None:
+def places(
+    keep: Tensor | None,
+    keys: int | Tensor,
+    room: int,
+    batch: int,
+    device: torch.device | str,
+    always: bool = False,
+) -> Tensor | None:
     """What is at each of ``room`` places, of which the first ``keys`` are in use; None if there is a key at every one."""
     full = not isinstance(keys, Tensor) and keys >= room
-    if full and (keep is None or (not is_tracing() and bool(keep.all()))):
+    if not always and full and (keep is None or (not is_tracing() and bool(keep.all()))):
         return None
     if keep is None:
         keep = torch.ones(batch, room, dtype=torch.bool, device=device)
@@ -128,16 +141,22 @@ def _documents(see: Callable[..., Tensor], batch: int, length: int, device: torc
     row, token = torch.arange(batch, device=device)[:, None], torch.arange(length, device=device)[None]
     head = torch.zeros((), dtype=torch.long, device=device)
     begins = ~see(row, head, token, (token - 1).clamp(min=0)).expand(batch, length)
-    if not is_tracing() and not bool(begins.any()):
-        return None
+    if not is_tracing():
+        if bool(see(row, head, token[:, :-1], token[:, 1:]).any()):
+            raise MechanismError(
+                "Some tokens of this model see later ones, as with images: a mechanism does not know that."
+            )
+        if not bool(begins.any()):
+            return None
     return begins.long().cumsum(-1)[:, None, None]
 
 
 class Mask(NamedTuple):
-    """A mask taken apart: ``what`` (B, keys) uint8, ``documents`` (B, keys); at most one of them is there."""
+    """A mask taken apart: ``what`` (B, keys) or ``documents`` (B, keys) or neither; and is there a window to heed?"""
 
     what: Tensor | None
     documents: Tensor | None
+    windowed: bool = False
 
     @property
     def keep(self) -> Tensor | None:
@@ -149,15 +168,15 @@ def read(attention_mask: Tensor | None) -> Mask:
     """The mask that ``mask`` or ``of_model`` made."""
     if attention_mask is None:
         return Mask(None, None)
-    m = attention_mask
-    if m.ndim != 4 or m.shape[1:3] != (1, 1) or m.is_floating_point() or m.dtype == torch.bool:
+    m, windowed = attention_mask, attention_mask.dtype in WINDOWED.values()
+    if m.ndim != 4 or m.shape[1:3] != (1, 1) or not (windowed or m.dtype in WINDOWED):
         raise MechanismError(
             f"attention_mask must be (batch, tokens), got {tuple(m.shape)}: a ready-made score mask cannot be used here."
         )
     m = m[:, 0, 0]
     if m.shape[1] == 0:
         return Mask(None, None)
-    return Mask(m, None) if m.dtype == torch.uint8 else Mask(None, m)
+    return Mask(m, None, windowed) if m.dtype in (torch.uint8, torch.int8) else Mask(None, m, windowed)
 
 
 def in_use(k: Tensor, v: Tensor, what: Tensor | None, queries: int) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -11,11 +11,13 @@ The swap is written into the model's config, as ``config.softmax_rnn``: so a sav
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import types
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +27,16 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from ..errors import MechanismError, MechanismWarning
 from ..problem import Dims, check_center
+from ..slots.denominators import Sum
+from ..slots.kernels import Exp
 from ..slots.mechanism import Mechanism
 from ..slots.presets import mechanism as resolve
 from . import masks
-from .attention import SoftmaxRnnAttention, attend, compute
+from .attention import SoftmaxRnnAttention, attend, compute, weights
+from .recognising import attention_modules, try_once
 
-# Families whose attention is the formula and nothing more: no bias on the scores, no soft cap, no sinks.
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt_neox", "bert", "roberta", "xlm-roberta", "electra")
-
-# Arguments by which a model asks for something that mechanisms do not have.
-UNSUPPORTED = ("softcap", "s_aux", "sinks", "position_bias", "head_mask", "output_attentions")
+# Arguments by which a model asks for something that no mechanism has.
+UNSUPPORTED = {"position_bias": "it adds a bias to the scores", "head_mask": "it masks whole heads"}
 
 SWAP, ORIGINAL = "softmax_rnn_swap", "softmax_rnn_original"  # attributes on attention modules, and on the model
 RECORD = "softmax_rnn"  # attribute of the config: {"mechanism": {...}, "centers": {layer: rows}}
@@ -46,6 +48,7 @@ class Swap:
 
     mechanism: Mechanism
     center: Tensor | None
+    calls: Counter[int] | None = None  # counted while a model is tried
 
 
 def patch(
@@ -54,7 +57,8 @@ def patch(
     """Compute the attention of ``model`` by another mechanism, in place; causal or bidirectional as the model is.
 
     Args:
-        model: a Hugging Face model: Llama, Mistral, Qwen2, Qwen3, GPT-NeoX, or BERT and its kin (MiniLM, RoBERTa, Electra).
+        model: a Hugging Face model whose layers call transformers' attention functions, as nearly all do. The first of its kind
+            is tried on a small input (see ``recognising``).
         mechanism: a name or a ``Mechanism`` without parameters of its own.
         center: vectors to subtract from the keys, {layer: (kv heads, head dim)}, or a safetensors file that names them
             ``layers.{i}.center``. They change nothing for exp, and bring scores close to 0, where Taylor series are good.
@@ -64,26 +68,27 @@ def patch(
     >>> patch(model, "taylor4")  # doctest: +SKIP
     """
     m = resolve(mechanism)
-    modules = _attention_modules(model)
+    _check_model(model)
+    modules = attention_modules(model)
     if m.parameters:
         raise MechanismError(
             f"'{m}' needs {' and '.join(m.parameters)}, which a pretrained model does not have: "
             "patch takes mechanisms without parameters."
         )
     centers = _read_centers(center)
-    dims = _dims(model)
     unknown = sorted(set(centers) - {index for index, _ in modules})
     if unknown:
         raise MechanismError(
             f"center is given for layer {unknown[0]}, but the model has {len(modules)} attention layers."
         )
     for value in centers.values():
-        check_center(m, dims, value)
-
-    _own_config(model)
+        check_center(m, _dims(model), value)
     if not hasattr(model, ORIGINAL):
-        setattr(model, ORIGINAL, model.config._attn_implementation)
-    model.config._attn_implementation = masks.NAME
+        parts = [module for _, module in modules]
+        try_once(model, parts, _softmax(model, parts))
+        _own_config(model)
+        setattr(model, ORIGINAL, _implementations(model))
+    _use([(config, masks.NAME) for config, _ in _implementations(model)])
     for index, module in modules:
         setattr(module, SWAP, Swap(m, centers.get(index)))
     setattr(model.config, RECORD, _record(m, centers))
@@ -97,7 +102,7 @@ def unpatch(model: PreTrainedModel) -> PreTrainedModel:
     >>> unpatch(model)  # doctest: +SKIP
     """
     if hasattr(model, ORIGINAL):
-        model.config._attn_implementation = getattr(model, ORIGINAL)
+        _use(getattr(model, ORIGINAL))
         delattr(model, ORIGINAL)
         delattr(model.config, RECORD)
         del model.__dict__["save_pretrained"]
@@ -139,33 +144,52 @@ def _save_pretrained(self: PreTrainedModel, save_directory: str | Path, *args: A
     )
 
 
-def _attention_modules(model: Any) -> list[tuple[int, nn.Module]]:
-    """(layer, module) for every module that calls the attention function."""
+def _check_model(model: Any) -> None:
     if not isinstance(model, PreTrainedModel):
         raise MechanismError(f"patch takes a Hugging Face model, got {type(model).__name__}.")
-    family = model.config.model_type
     if any(isinstance(m, SoftmaxRnnAttention) for m in model.modules()):
         raise MechanismError(
             "This model has a mechanism already: build it with SoftmaxRnnConfig(mechanism=...) instead of patching it."
         )
-    if family not in FAMILIES:
-        raise MechanismError(
-            f"The attention of {family!r} models cannot be swapped; patch knows {', '.join(FAMILIES)}."
-        )
-    found: list[Any] = [
-        m for m in model.modules() if hasattr(m, "is_causal") and hasattr(m, "scaling") and hasattr(m, "layer_idx")
-    ]
-    if not found:
-        raise MechanismError(f"{type(model).__name__} has no attention layer to swap.")
-    return [(i if m.layer_idx is None else m.layer_idx, m) for i, m in enumerate(found)]
+
+
+@contextlib.contextmanager
+def _softmax(model: PreTrainedModel, modules: list[nn.Module]) -> Iterator[Counter[int]]:
+    """The model with softmax from our kernels, for as long as it lasts; counts calls by module."""
+    calls: Counter[int] = Counter()
+    before = _implementations(model)
+    try:
+        _use([(config, masks.NAME) for config, _ in before])
+        for module in modules:
+            setattr(module, SWAP, Swap(resolve("softmax"), None, calls))
+        yield calls
+    finally:
+        _use(before)
+        for module in modules:
+            delattr(module, SWAP)
+
+
+def _implementations(model: PreTrainedModel) -> list[tuple[Any, str | None]]:
+    """(config, implementation) of the model and its parts; a part may have its own."""
+    configs = {
+        id(c): c for c in (model.config, *(getattr(m, "config", None) for m in model.modules())) if c is not None
+    }
+    return [(c, c._attn_implementation) for c in configs.values() if hasattr(c, "_attn_implementation")]
+
+
+def _use(implementations: list[tuple[Any, str | None]]) -> None:
+    for config, name in implementations:
+        config._attn_implementation_internal = name
 
 
 def _own_config(model: PreTrainedModel) -> None:
-    """Models made from one config object share it, and would share the patch: this one gets its own copy."""
-    shared = model.config
-    own = copy.deepcopy(shared)
+    """Models made from one config object share it, and would share the patch: this one gets its own copies."""
+    copies: dict[int, Any] = {}
+    for config, _ in _implementations(model):  # those of its parts may be within the model's, or not
+        copy.deepcopy(config, copies)
     for module in model.modules():
-        if getattr(module, "config", None) is shared:
+        own = copies.get(id(getattr(module, "config", None)))
+        if own is not None:
             setattr(module, "config", own)  # noqa: B010 (mypy takes attributes of a module for tensors)
 
 
@@ -211,37 +235,65 @@ def patched_attention(
     dropout: float = 0.0,
     is_causal: bool | None = None,
     **kwargs: Any,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor | None]:
     """transformers' attention function: q (B, H, Tq, D), k and v (B, Hkv, Tk, D) -> (B, Tq, H, D)."""
     swap: Swap | None = getattr(module, SWAP, None)
     if swap is None:
         raise MechanismError(
             "This model was not patched itself, it shares the config of one that was: give it a config of its own."
         )
-    asked = [name for name in UNSUPPORTED if kwargs.get(name) is not None and kwargs[name] is not False]
+    if swap.calls is not None:
+        swap.calls[id(module)] += 1
+    asked = [name for name in UNSUPPORTED if kwargs.get(name) is not None]
     if asked:
-        raise MechanismError(
-            f"The model asks for {asked[0]}, which '{swap.mechanism}' does not have: unpatch the model first."
-        )
+        raise MechanismError(f"The model asks for {asked[0]} ({UNSUPPORTED[asked[0]]}), which no mechanism has.")
     if dropout:
         raise MechanismError(
             f"Mechanisms have no dropout on weights, and this model trains with {dropout}: set it to 0, or call model.eval()."
         )
-    m = swap.mechanism
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    what, documents = masks.read(attention_mask)
-    key, value, keep = masks.in_use(key, value, what, query.shape[2])
+    m, options = _as_asked(swap.mechanism, kwargs.get("softcap"), kwargs.get("s_aux"))
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    mask = masks.read(attention_mask)
+    key, value, keep = masks.in_use(key, value, mask.what, query.shape[2])
+    if mask.windowed:
+        options["window"] = _window(kwargs.get("sliding_window"), causal)
     d = query.shape[-1]
     # Feature maps have a scale of their own; where a model departs from 1/sqrt(d), they depart by the same factor.
-    scale = m.kernel.scale(d) * (1.0 if scaling is None else scaling * d**0.5)
-    center = None if swap.center is None else swap.center.to(key.device, torch.promote_types(key.dtype, torch.float32))
+    options["scale"] = m.kernel.scale(d) * (1.0 if scaling is None else scaling * d**0.5)
+    if swap.center is not None:
+        options["center"] = swap.center.to(key.device, torch.promote_types(key.dtype, torch.float32))
     if causal:
-        out = attend(query, key, value, m, keep, documents, scale=scale, center=center)
+        out = attend(query, key, value, m, keep, mask.documents, **options)
     else:
         out = compute(
-            query, key, value, m, causal=False, key_padding_mask=keep, segment_ids=documents, scale=scale, center=center
+            query, key, value, m, causal=False, key_padding_mask=keep, segment_ids=mask.documents, **options
         )  # fmt: skip
-    return out.transpose(1, 2), None
+    if not kwargs.get("output_attentions"):
+        return out.transpose(1, 2), None
+    return out.transpose(1, 2), weights(query, key, m, keep, mask.documents, causal, **options)
+
+
+def _as_asked(m: Mechanism, softcap: float | None, sink: Tensor | None) -> tuple[Mechanism, dict[str, Any]]:
+    """The mechanism with what a model adds to softmax: a cap on scores (Gemma 2), a sink in the sum (GPT-OSS)."""
+    options: dict[str, Any] = {}
+    if softcap is not None:
+        if not isinstance(m.kernel, Exp) or m.kernel.clamp is not None:
+            raise MechanismError(f"The model caps its scores at {softcap:g}, which {m.kernel.text()} does not know.")
+        m = replace(m, kernel=replace(m.kernel, softcap=float(softcap)))
+    if sink is not None:
+        if m.norm is not None or not isinstance(m.denominator, Sum):
+            raise MechanismError(f"The model has a sink in its sum of weights, and '{m}' has no such sum.")
+        m, options["sink"] = replace(m, denominator=replace(m.denominator, sink=True)), sink
+    return m, options
+
+
+def _window(width: Any, causal: bool) -> int:
+    if width is None or not causal:
+        raise MechanismError(
+            "This sequence is longer than the model's window, which its layers do not tell or which looks both ways: "
+            "stay within it, or set config.sliding_window = None if the model may look further."
+        )
+    return int(width)
 
 
 AttentionInterface.register(masks.NAME, patched_attention)
