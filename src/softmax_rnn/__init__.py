@@ -16,7 +16,7 @@ from . import _auto
 __version__ = "0.2.0"
 
 _HOME = {
-    "api": ["attention", "taylor_terms"],
+    "api": ["attention", "sdpa", "taylor_terms"],
     "backends.powers": ["symmetric_dim", "symmetric_power"],
     "errors": ["MechanismError", "MechanismWarning", "UserError"],
     "forms": ["explain"],
@@ -47,6 +47,7 @@ __all__ = sorted(_MODULE)
 
 if TYPE_CHECKING:
     from .api import attention as attention
+    from .api import sdpa as sdpa
     from .api import taylor_terms as taylor_terms
     from .backends.powers import symmetric_dim as symmetric_dim
     from .backends.powers import symmetric_power as symmetric_power

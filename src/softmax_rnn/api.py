@@ -185,3 +185,77 @@ def taylor_terms(
         for n in wanted
     ]
     return torch.stack(terms)
+
+
+def sdpa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    mechanism: str | Mechanism = "norm",
+    **tensors: Tensor | None,
+) -> Tensor:
+    """``torch.nn.functional.scaled_dot_product_attention`` by another mechanism: the same arguments, to swap in one line.
+
+    As there, not causal unless you say so. Masks that only hide padding, or are causal, or both, are recognised, as booleans
+    (True = attend) or as 0 and -inf; any other is refused, and so is dropout on the weights.
+
+    >>> import torch, softmax_rnn as sr
+    >>> q, k, v = torch.randn(3, 1, 2, 5, 4).unbind()
+    >>> sr.sdpa(q, k, v, is_causal=True, mechanism="taylor2").shape
+    torch.Size([1, 2, 5, 4])
+    """
+    if dropout_p:
+        raise MechanismError(f"Mechanisms have no dropout on weights: dropout_p must be 0, got {dropout_p}.")
+    if any(not isinstance(x, Tensor) or x.ndim < 2 for x in (q, k, v)):
+        raise MechanismError("q, k and v must be tensors (..., tokens, dim).")
+    lead, (Tq, Tk) = q.shape[:-2], (q.shape[-2], k.shape[-2])
+    q, k, v = (x if x.ndim == 4 else x.reshape(-1, 1, *x.shape[-2:]) for x in (q, k, v))
+    if not enable_gqa and q.shape[1] != k.shape[1]:
+        raise MechanismError(f"q has {q.shape[1]} heads, k has {k.shape[1]}: say enable_gqa=True.")
+    if is_causal and attn_mask is not None:
+        raise MechanismError("Give attn_mask or is_causal=True, not both.")
+    if is_causal and Tq != Tk:
+        raise MechanismError(
+            f"is_causal=True needs as many queries as keys, got {Tq} and {Tk}: for a cache use attention(..., state=...)."
+        )
+    keep = None
+    if attn_mask is not None:
+        is_causal, keep = _read_mask(attn_mask, q.shape[0], Tq, Tk)
+    options: dict[str, Any] = {"scale": scale, "key_padding_mask": keep, **tensors}
+    out = attention(q, k, v, mechanism, causal=is_causal, **options)
+    return out.reshape(*lead, Tq, v.shape[-1])
+
+
+def _read_mask(mask: Tensor, batch: int, Tq: int, Tk: int) -> tuple[bool, Tensor | None]:
+    """(causal?, which keys count) of a mask that says no more than that."""
+    if mask.dtype != torch.bool:
+        lowest = torch.finfo(mask.dtype).min if mask.is_floating_point() else 0
+        if not bool(((mask == 0) | (mask <= lowest)).all()):
+            raise MechanismError(
+                "attn_mask adds something other than 0 and -inf to the scores, which mechanisms do not have."
+            )
+        mask = mask == 0
+    while mask.ndim < 4:
+        mask = mask[None]
+    try:
+        mask = mask.expand(*torch.broadcast_shapes(mask.shape, (batch, 1, Tq, Tk)))
+    except RuntimeError:
+        raise MechanismError(f"attn_mask must broadcast to {(batch, 1, Tq, Tk)}, got {tuple(mask.shape)}.") from None
+    one, keep = mask[:, :1], mask.any(dim=(1, 2))
+    tril = torch.ones(Tq, Tk, dtype=torch.bool, device=mask.device).tril()
+    keys = None if bool(keep.all()) else keep
+    if bool((mask == one).all()) and bool((one == keep[:, None, None]).all()):
+        return False, keys
+    # Under a causal mask a key that nobody sees is padding; queries that are padding themselves may see nothing or anything.
+    seen = one[:, 0] | ~keep[:, :, None] if Tq == Tk else one[:, 0]
+    if Tq == Tk and bool((mask == one).all()) and bool((seen == ((tril & keep[:, None]) | ~keep[:, :, None])).all()):
+        return True, keys
+    raise MechanismError(
+        "attn_mask is neither padding nor causal: use key_padding_mask, segment_ids or window of attention() instead."
+    )

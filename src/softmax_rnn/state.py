@@ -114,6 +114,12 @@ class State:
         own = sum(t.numel() * t.element_size() for t in self._tensors().values())
         return own + sum(part.nbytes for part in self._parts().values())
 
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        own = list(self._tensors().values())
+        return own[0].device if own else next(iter(self._parts().values())).device
+
     def detach(self: S) -> S:
         """The same state, cut from the graph (truncated backpropagation through time)."""
         return self._map(lambda t: t.detach())
@@ -123,7 +129,10 @@ class State:
         if isinstance(device, torch.dtype):
             raise MechanismError("A state keeps its precision: to() takes a device.")
         moved = self._map(lambda t: t.to(device))
-        return moved if moved.center is None else replace(moved, center=moved.center.to(device))
+        changed: dict[str, Any] = {name: part.to(device) for name, part in self._parts().items()}
+        if moved.center is not None:
+            changed["center"] = moved.center.to(device)
+        return replace(moved, **changed)
 
     def index_select(self: S, batch: Tensor) -> S:
         """The states of the given batch entries, in that order, repeats allowed: beam search.

@@ -185,12 +185,19 @@ def _ours(model: PreTrainedModel, scope: Scope) -> Iterator[None]:
 
 def _answer(module: SoftmaxRnnAttention, own: Callable[..., Tensor], scope: Scope) -> Callable[..., Tensor]:
     def attend(
-        q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, cache: Any, causal: bool, hidden: Tensor
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        causal: bool,
+        key_padding_mask: Tensor | None,
+        segment_ids: Tensor | None,
+        **options: Any,
     ) -> Tensor:
         m = module.computed
-        visible, options = _visibility(q, k, mask, causal), module.options(hidden)
+        visible = Context(q.shape[2], k.shape[2], causal, q.device, key_padding_mask, segment_ids)
         out = scope(Call(int(module.layer_idx), q, k, v, m, m.kernel.scale(q.shape[-1]), visible, options))
-        return own(q, k, v, mask, cache, causal, hidden) if out is None else out
+        masked = {"key_padding_mask": key_padding_mask, "segment_ids": segment_ids}
+        return own(q, k, v, causal=causal, **masked, **options) if out is None else out
 
     return attend
 

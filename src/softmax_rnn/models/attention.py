@@ -2,7 +2,7 @@
 
     q, k, v = projections, RoPE                                      as Llama
     v      := sigmoid(W_in h + b_in) * v                             input gate, per kv head        (App. E)
-    output  = attention(q, k, v, mechanism, output gate, norm, length exponent)
+    output  = attention(q, k, v, mechanism, whatever its slots declare)
 
 Parameters beyond Llama's exist only where the mechanism asks for them, under the names of the authors' code:
 
@@ -15,23 +15,21 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.cache_utils import Cache, StaticLayer
 from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb
 
 from ..api import attention
 from ..errors import MechanismError, MechanismWarning
+from ..nn import LayerState, ShortConv, add_inputs, layer_state, make_inputs
 from ..problem import as_state
-from ..slots.kernels import Near
 from ..slots.mechanism import Mechanism
-from ..state import KroneckerState, check_state_size
+from ..state import check_state_size
 from . import masks
-from .cache import KroneckerLayer, Step
-
-LENGTH_EXPONENT = 0.5
+from .cache import KroneckerLayer, needs_more
 
 
 def compute(*args: Any, **options: Any) -> Tensor:
@@ -47,7 +45,7 @@ def attend(
     """Causal attention of the newest tokens, q (B, H, Tq, D), over all so far, k and v (B, Hkv, Tk, ...), Tk >= Tq."""
     if q.shape[2] == k.shape[2]:
         return compute(q, k, v, m, key_padding_mask=keep, segment_ids=segments, **options)
-    if q.shape[2] == 1 and not isinstance(m.kernel, Near) and options.get("window") is None:
+    if q.shape[2] == 1 and not needs_more(m) and options.get("window") is None:
         return compute(q, k, v, m, key_padding_mask=keep, causal=False, **options)
     # Several queries after a cache (a prompt in chunks): the earlier keys become the state that attention continues.
     old = k.shape[2] - q.shape[2]
@@ -72,14 +70,26 @@ def weights(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MechanismWarning)
         plain = replace(m, output_gate=None, norm=None, allow_signed=True)
-    if "length_exponent" not in plain.parameters:
-        options.pop("length_exponent", None)
+    options = {name: x for name, x in options.items() if name in plain.parameters}
     one = torch.eye(T, dtype=q.dtype, device=q.device).expand(*k.shape[:2], T, T)
     if not causal:
         return compute(
             q, k, one, plain, causal=False, form="reference", key_padding_mask=keep, segment_ids=documents, **options
         )
     return attend(q, k, one, plain, keep, documents, form="reference", **options)
+
+
+class Tokens(NamedTuple):
+    """The tokens that a layer is given: their input, (cos, sin) of their positions, and the cache they come after."""
+
+    hidden: Tensor
+    positions: tuple[Tensor, Tensor] | None
+    cache: Cache | None
+
+    def first(self, tokens: int | None) -> Tokens:
+        """Some of them, or all."""
+        positions = None if self.positions is None else (self.positions[0][:, :tokens], self.positions[1][:, :tokens])
+        return Tokens(self.hidden[:, :tokens], positions, self.cache)
 
 
 def ungated(m: Mechanism) -> Mechanism:
@@ -90,24 +100,18 @@ def ungated(m: Mechanism) -> Mechanism:
 
 
 class SoftmaxRnnAttention(LlamaAttention):
-    """As ``LlamaAttention``, except for the mechanism and its parameters."""
+    """As ``LlamaAttention``, except for the mechanism and its parameters, a short convolution, and RoPE only where it is wanted."""
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.mechanism: Mechanism = config.layer_mechanisms()[layer_idx]
         self.computed = ungated(self.mechanism)
-        hidden, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
-        m = self.mechanism
-        learned = [x.name for x in m.norm_value.inputs] if m.norm_value else []
-        self.in_gate_proj = nn.Linear(hidden, kv_heads) if m.input_gate else None
-        self.out_gate_proj = nn.Linear(hidden, heads) if m.output_gate else None
-        self.out_norm: nn.LayerNorm | nn.RMSNorm | None = None
-        if learned:
-            self.out_norm = (nn.LayerNorm if "norm_bias" in learned else nn.RMSNorm)(self.head_dim)
-        self.norm_factor = config.norm_scale if m.norm == "l2" else 1.0
-        self.norm_const: nn.Parameter | None = None
-        if "length_exponent" in m.parameters:
-            self.norm_const = nn.Parameter(torch.full((1, heads, 1, 1), LENGTH_EXPONENT))
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        add_inputs(self, self.mechanism, config.hidden_size, self.heads, self.kv_heads, self.head_dim)
+        self.norm_factor = config.norm_scale if self.mechanism.norm == "l2" else 1.0
+        channels = (self.heads + 2 * self.kv_heads) * self.head_dim
+        self.conv = ShortConv(channels, config.conv) if config.conv else None
+        self.rope = config.rope
 
     def forward(  # type: ignore[override]
         self,
@@ -118,21 +122,41 @@ class SoftmaxRnnAttention(LlamaAttention):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """As in the base class; ``attention_mask`` is as ``masks`` describes it."""
-        assert position_embeddings is not None
-        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
-        q, k, v = (proj(hidden_states).view(shape).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
-        if self.in_gate_proj is not None:
-            v = v * self.in_gate_proj(hidden_states).sigmoid().mT[..., None]
-        q, k, v = self.adjust(q, k, v, past_key_values)
+        mask = masks.read(attention_mask)
         causal = kwargs.get("is_causal") is not False
-        out = self.attend(q, k, v, attention_mask, past_key_values, causal, hidden_states)
+        if past_key_values is not None and not causal:
+            raise MechanismError("A cache is for causal attention: with is_causal=False say use_cache=False, too.")
+        x = Tokens(hidden_states, position_embeddings, past_key_values)
+        if past_key_values is None:
+            q, k, v, _ = self.vectors(x, None, mask.keep, mask.documents)
+            options = {"key_padding_mask": mask.keep, "segment_ids": mask.documents, **self.options(hidden_states)}
+            out = self.attend(q, k, v, causal=causal, **options)
+        else:
+            out, q, k = self.stream(x, mask, past_key_values)
         if self.norm_factor != 1.0:
             out = out * self.norm_factor
         out = self.o_proj(out.transpose(1, 2).reshape(*hidden_states.shape[:-1], -1))
         if not kwargs.get("output_attentions"):
             return out, None
-        return out, self.weights(q, k, attention_mask, past_key_values, causal)
+        return out, self.weights(q, k, mask, past_key_values, causal, hidden_states)
+
+    def vectors(
+        self, x: Tokens, tail: Tensor | None, keep: Tensor | None, documents: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """q, k and v of some tokens as ``attention`` takes them, and the last inputs of the convolution."""
+        h = x.hidden
+        projected = [proj(h) for proj in (self.q_proj, self.k_proj, self.v_proj)]
+        if self.conv is not None:
+            mixed, tail = self.conv(torch.cat(projected, -1), tail, keep, documents)
+            projected = list(mixed.split([p.shape[-1] for p in projected], -1))
+        shape = (*h.shape[:-1], -1, self.head_dim)
+        q, k, v = (p.view(shape).transpose(1, 2) for p in projected)
+        if self.rope:
+            assert x.positions is not None
+            q, k = apply_rotary_pos_emb(q, k, *x.positions)
+        if self.mechanism.input_gate:
+            v = v * make_inputs(self, self.mechanism, h, self.heads, self.kv_heads)["input_gate"][..., None]
+        return *self.adjust(q, k, v, x.cache), tail
 
     def adjust(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
         """A place for subclasses to change the vectors; here they stay as they are."""
@@ -140,42 +164,26 @@ class SoftmaxRnnAttention(LlamaAttention):
 
     def options(self, hidden_states: Tensor) -> dict[str, Tensor | None]:
         """What the mechanism wants beyond q, k and v."""
-        norm = self.out_norm
-        return {
-            "output_gate": None if self.out_gate_proj is None else self.out_gate_proj(hidden_states).sigmoid().mT,
-            "norm_weight": None if norm is None else norm.weight,
-            "norm_bias": getattr(norm, "bias", None),
-            "length_exponent": None if self.norm_const is None else self.norm_const.flatten(),
-        }
+        return {**make_inputs(self, self.computed, hidden_states, self.heads, self.kv_heads)}
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        attention_mask: Tensor | None,
-        cache: Cache | None,
-        causal: bool,
-        hidden_states: Tensor,
-    ) -> Tensor:
-        """Without a cache, both ways or causal, or after what is in a cache."""
-        mask = masks.read(attention_mask)
-        if cache is not None and not causal:
-            raise MechanismError("A cache is for causal attention: with is_causal=False say use_cache=False, too.")
-        if cache is not None:
-            return self.stream(q, k, v, hidden_states, mask, cache)
-        options = {"key_padding_mask": mask.keep, "segment_ids": mask.documents, **self.options(hidden_states)}
-        return compute(q, k, v, self.computed, causal=causal, **options)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        """The one call, without a cache."""
+        return compute(q, k, v, self.computed, **options)
 
-    def stream(self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, mask: masks.Mask, cache: Cache) -> Tensor:
-        """After the tokens in a cache: of keys and values, or of a state of constant size."""
+    def stream(self, x: Tokens, mask: masks.Mask, cache: Cache) -> tuple[Tensor, Tensor, Tensor]:
+        """After the tokens in a cache, of keys and values or of a state: the output, and the queries and keys of these tokens."""
         layer = cache.layers[self.layer_idx] if self.layer_idx < len(cache.layers) else None
         if isinstance(layer, KroneckerLayer):
-            step = self.step(q, k, v, hidden_states, mask, layer)
-            return cache.update(k, v, self.layer_idx, step)[0]
-        k, v = cache.update(k, v, self.layer_idx)
-        k, v, keep = self.in_cache(k, v, mask, cache, q.shape[2])
-        return attend(q, k, v, self.computed, keep, **self.options(hidden_states))
+            return self.step_through(x, mask, cache, layer)
+        if self.conv is not None or needs_more(self.computed):
+            raise MechanismError(
+                f"'{self.mechanism}' remembers more than keys and values: leave the cache to generate, or say "
+                "DynamicCache(config=model.config)."
+            )
+        q, k, v, _ = self.vectors(x, None, None, None)
+        keys, values = cache.update(k, v, self.layer_idx)
+        keys, values, keep = self.in_cache(keys, values, mask, cache, q.shape[2])
+        return attend(q, keys, values, self.computed, keep, **self.options(x.hidden)), q, k
 
     def in_cache(
         self, k: Tensor, v: Tensor, mask: masks.Mask, cache: Cache, queries: int
@@ -188,9 +196,10 @@ class SoftmaxRnnAttention(LlamaAttention):
             what = masks.read(masks.places(keep, keys, room, k.shape[0], k.device)).what
         return masks.in_use(k, v, what, queries)
 
-    def weights(self, q: Tensor, k: Tensor, attention_mask: Tensor | None, cache: Cache | None, causal: bool) -> Tensor:
+    def weights(
+        self, q: Tensor, k: Tensor, mask: masks.Mask, cache: Cache | None, causal: bool, hidden: Tensor
+    ) -> Tensor:
         """For ``output_attentions``, (B, H, Tq, Tk); the cache has these tokens already."""
-        mask = masks.read(attention_mask)
         keep, documents = mask.keep, mask.documents
         if cache is not None:
             layer: Any = cache.layers[self.layer_idx]
@@ -200,28 +209,32 @@ class SoftmaxRnnAttention(LlamaAttention):
                     "past_key_values=DynamicCache()."
                 )
             k, _, keep = self.in_cache(layer.keys, layer.values, mask, cache, q.shape[2])
-        exponent = None if self.norm_const is None else self.norm_const.flatten()
-        return weights(q, k, self.computed, keep, documents, causal, length_exponent=exponent)
+        return weights(q, k, self.computed, keep, documents, causal, **self.options(hidden))
 
-    def step(
-        self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, mask: masks.Mask, layer: KroneckerLayer
-    ) -> Step:
-        """What a cache layer does with its state when these tokens, or the first of them, come."""
-        if not layer.parts:
-            self.check_state_size(q.shape[0])
+    def step_through(
+        self, x: Tokens, mask: masks.Mask, cache: Cache, layer: KroneckerLayer
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Hand the cache layer what to do with its state when these tokens, or the first of them, come."""
+        if not layer.parts and self.computed.kernel.finite:
+            self.check_state_size(x.hidden.shape[0])
         keep = mask.keep
         if keep is not None:
-            keep = masks.columns(keep, layer.get_seq_length(), q.shape[2])
+            keep = masks.columns(keep, layer.get_seq_length(), x.hidden.shape[1])
+        made: list[Tensor] = []
 
-        def run(state: KroneckerState | None, tokens: int | None) -> tuple[Tensor, KroneckerState]:
-            now = slice(tokens)
+        def run(state: LayerState | None, tokens: int | None) -> tuple[Tensor, LayerState]:
+            now = x.first(tokens)
+            kept = None if keep is None else keep[:, : now.hidden.shape[1]]
+            q, k, v, tail = self.vectors(now, None if state is None else state.tail, kept, None)
+            made[:] = [q, k]
             out, after = attention(
-                q[:, :, now], k[:, :, now], v[:, :, now], self.computed, state=state, return_state=True,
-                key_padding_mask=None if keep is None else keep[:, now], **self.options(hidden_states[:, now]),
+                q, k, v, self.computed, state=None if state is None else state.attention, return_state=True,
+                key_padding_mask=kept, **self.options(now.hidden),
             )  # fmt: skip
-            return out, cast(KroneckerState, after)
+            return out, layer_state(after, tail)
 
-        return run
+        out = cache.update(x.hidden[:, None], x.hidden[:, None], self.layer_idx, run)[0]
+        return out, made[0], made[1]
 
     def check_state_size(self, batch: int) -> None:
         """Refuse states that would not fit, of all layers like this one together, before the first is made."""

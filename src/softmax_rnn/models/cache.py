@@ -23,8 +23,10 @@ from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, STATIC_LAYER_TY
 
 from ..api import attention
 from ..errors import MechanismError
+from ..nn import LayerState, layer_state
+from ..slots.kernels import Near
 from ..slots.mechanism import Mechanism
-from ..state import KroneckerState
+from ..state import KroneckerState, KVState, NearState, State
 
 KV = "full_attention"
 MECHANISMS: dict[
@@ -32,9 +34,14 @@ MECHANISMS: dict[
 ] = {}  # by layer type: layers hold plain data only, which transformers' exporters take apart
 
 
-def layer_type(mechanism: Mechanism) -> str:
+def needs_more(m: Mechanism) -> bool:
+    """Must the mechanism remember more than keys and values, which is what every cache of transformers holds?"""
+    return isinstance(m.kernel, Near) or m.kernel.positional or m.decay is not None or m.update != "add"
+
+
+def layer_type(mechanism: Mechanism, conv: int = 0) -> str:
     """What a layer that computes ``mechanism`` keeps of the past, as an entry of ``config.layer_types``."""
-    if not mechanism.kernel.finite:
+    if not (mechanism.kernel.finite or needs_more(mechanism) or conv):
         return KV
     name = f"state of {mechanism!r}"
     if name not in MECHANISMS:
@@ -47,15 +54,17 @@ def layer_type(mechanism: Mechanism) -> str:
     return name
 
 
+KINDS: dict[str, type[State]] = {kind.__name__: kind for kind in (KVState, KroneckerState, NearState, LayerState)}
+
 # (state so far, how many of its tokens to read or None for all) -> output, state after them
-Step = Callable[[KroneckerState | None, int | None], tuple[Tensor, KroneckerState]]
+Step = Callable[[LayerState | None, int | None], tuple[Tensor, LayerState]]
 
 
 class Taken(NamedTuple):
     """A step that was taken, and the state and number of tokens before it."""
 
     step: Step
-    before: KroneckerState | None
+    before: LayerState | None
     tokens: int
 
 
@@ -63,7 +72,7 @@ NO_KEYS = "A cache of constant size keeps no keys: use it with a SoftmaxRnnForCa
 
 
 class KroneckerLayer(CacheLayerMixin):
-    """One layer's ``KroneckerState``, part by part."""
+    """One layer's ``LayerState``, part by part."""
 
     is_sliding = False
     is_croppable = True  # once ``activate_past_recording`` was called
@@ -77,14 +86,13 @@ class KroneckerLayer(CacheLayerMixin):
         self.taken: list[Taken] = []
 
     @property
-    def state(self) -> KroneckerState | None:
+    def state(self) -> LayerState | None:
         """What is remembered; None before the first token."""
-        return KroneckerState(MECHANISMS[self.kind], **self.parts) if self.parts else None
+        return from_parts(MECHANISMS[self.kind], self.parts) if self.parts else None
 
     @state.setter
-    def state(self, state: KroneckerState | None) -> None:
-        names = [] if state is None else [f.name for f in fields(state) if f.name != "mechanism"]
-        self.parts = {name: getattr(state, name) for name in names}
+    def state(self, state: LayerState | None) -> None:
+        self.parts = {} if state is None else to_parts(state)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to prepare: the first step makes the state."""
@@ -103,7 +111,7 @@ class KroneckerLayer(CacheLayerMixin):
         self.put(state)
         return out, out
 
-    def put(self, state: KroneckerState) -> None:
+    def put(self, state: LayerState) -> None:
         """Remember this state from now on."""
         self.state = state
 
@@ -148,7 +156,7 @@ class KroneckerLayer(CacheLayerMixin):
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Beam search: each row continues the row it was chosen from."""
         if self.state is not None:
-            self.put(self.state.index_select(beam_idx.to(self.state.moments.device)))
+            self.put(self.state.index_select(beam_idx.to(self.state.device)))
             self.taken.clear()
 
     def batch_select_indices(self, indices: Tensor) -> None:
@@ -164,7 +172,7 @@ class KroneckerLayer(CacheLayerMixin):
     def offload(self) -> None:
         """Move to the CPU."""
         if self.state is not None:
-            self.device, self.state = self.state.moments.device, self.state.to("cpu")
+            self.device, self.state = self.state.device, self.state.to("cpu")
 
     def prefetch(self) -> None:
         """Move back."""
@@ -197,13 +205,13 @@ class StaticKroneckerLayer(KroneckerLayer):
         """The state of no tokens, for (B, Hkv, 0, D): an exported program needs a place for it beforehand."""
         m = MECHANISMS[self.kind]
         B, H, _, _ = key_states.shape
-        nothing = {"output_gate": key_states.new_zeros(B, H, 0), "length_exponent": key_states.new_zeros(H)}
-        options = {name: nothing[name] for name in m.parameters}
+        sizes = {"B": B, "H": H, "Hkv": H, "Tq": 0, "Tk": 0, "D": key_states.shape[-1], "E": value_states.shape[-1]}
+        options = {x.name: key_states.new_zeros([sizes[s] for s in x.sizes]) for x in m.inputs if not x.optional}
         state = attention(key_states, key_states, value_states, m, return_state=True, **options)[1]
-        self.settle(cast(KroneckerState, state))
+        self.settle(layer_state(state, None))
         self.fresh = False
 
-    def settle(self, state: KroneckerState) -> None:
+    def settle(self, state: LayerState) -> None:
         """From now on states are written where this one is."""
         self.state = state
         self.is_initialized = True
@@ -225,7 +233,7 @@ class StaticKroneckerLayer(KroneckerLayer):
         self.cumulative_length.add_(key_states.shape[-2])
         return out, out
 
-    def put(self, state: KroneckerState) -> None:
+    def put(self, state: LayerState) -> None:
         """Remember this state from now on, in the same place."""
         new = _tensors(state)
         if self.parts and all(new[name].shape == self.parts[name].shape for name in new):
@@ -256,10 +264,34 @@ class StaticKroneckerLayer(KroneckerLayer):
         raise MechanismError("A static cache cannot forget tokens: use a dynamic one, which generate makes by itself.")
 
 
-def _tensors(state: KroneckerState) -> dict[str, Tensor]:
+def to_parts(state: State, prefix: str = "") -> dict[str, Any]:
+    """A state as plain data, states within states by dotted names."""
+    out: dict[str, Any] = {f"{prefix}type": type(state).__name__}
+    for f in fields(state):
+        value = getattr(state, f.name)
+        if isinstance(value, State):
+            out |= to_parts(value, f"{prefix}{f.name}.")
+        elif f.name != "mechanism":
+            out[prefix + f.name] = value
+    return out
+
+
+def from_parts(m: Mechanism, parts: dict[str, Any], prefix: str = "") -> Any:
+    """The inverse of ``to_parts``."""
+    kind = KINDS[parts[f"{prefix}type"]]
+    values = {
+        f.name: from_parts(m, parts, f"{prefix}{f.name}.")
+        if f"{prefix}{f.name}.type" in parts
+        else parts[prefix + f.name]
+        for f in fields(kind)
+        if f.name != "mechanism"
+    }
+    return kind(m, **values)
+
+
+def _tensors(state: State) -> dict[str, Tensor]:
     """Those that belong to the sequences; ``center`` is the same for all, and never changes."""
-    values = {f.name: getattr(state, f.name) for f in fields(state) if f.name != "center"}
-    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    return {n: x for n, x in to_parts(state).items() if isinstance(x, Tensor) and not n.endswith("center")}
 
 
 def cache_bytes(cache: Cache) -> int:

@@ -29,10 +29,11 @@ from transformers.cache_utils import Cache
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaPreTrainedModel
 
 from ..errors import MechanismError, MechanismWarning
+from ..nn import ShortConv, find_input, fixed_decay
 from ..slots.mechanism import Mechanism
 from ..slots.presets import mechanism as resolve
 from . import masks
-from .attention import LENGTH_EXPONENT, SoftmaxRnnAttention, ungated
+from .attention import SoftmaxRnnAttention, ungated
 from .cache import layer_type
 from .saving import AUTO_MAP, write_card, write_stub
 
@@ -48,6 +49,8 @@ class SoftmaxRnnConfig(LlamaConfig):
         is_causal: False lets every token see every other one, in all models but the causal one.
         norm_scale: how large the output of the mechanism's norm starts: the first weight of RMS and layer norm, and a fixed
             factor of the L2 norm, which has no weight.
+        conv: the width of a causal depthwise convolution on queries, keys and values, which starts as the identity; 0 has none.
+        rope: False leaves rotary positions out (decay and convolutions tell the order of tokens, too).
         authors_cosine: set by ``load_authors`` only, for ``linear_cosine`` as the authors' code computes it.
 
     >>> SoftmaxRnnConfig(mechanism="taylor2").layer_mechanisms()[0] == resolve("taylor2")
@@ -61,6 +64,8 @@ class SoftmaxRnnConfig(LlamaConfig):
     is_causal: bool = True
     auto_map: Any = None
     norm_scale: float = 1.0
+    conv: int = 0
+    rope: bool = True
     authors_cosine: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -70,7 +75,9 @@ class SoftmaxRnnConfig(LlamaConfig):
         self.layer_mechanisms()
         if isinstance(self.mechanism, list) and len(self.mechanism) > self.num_hidden_layers:
             raise _wrong_number(self)
-        if self.head_dim is None or self.head_dim % 2:
+        if isinstance(self.conv, bool) or not 0 <= self.conv <= 64:
+            raise MechanismError(f"conv must be 0 or the width of a short convolution, at most 64, got {self.conv}.")
+        if self.rope and (self.head_dim is None or self.head_dim % 2):
             raise MechanismError(f"head_dim must be even, because RoPE turns pairs of channels; got {self.head_dim}.")
         if self.attention_dropout:
             raise MechanismError(
@@ -102,7 +109,7 @@ class SoftmaxRnnConfig(LlamaConfig):
     @property
     def layer_types(self) -> list[str]:
         """What each layer caches: a state of constant size where there is one, else keys and values."""
-        return [layer_type(ungated(m)) for m in self.layer_mechanisms()]
+        return [layer_type(ungated(m), self.conv) for m in self.layer_mechanisms()]
 
     def validate_layer_type(self) -> None:
         """Nothing to check: ``layer_types`` follows from the mechanism."""
@@ -178,10 +185,20 @@ class SoftmaxRnnPreTrainedModel(LlamaPreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, SoftmaxRnnAttention) and module.norm_const is not None:
-            init.constant_(module.norm_const, LENGTH_EXPONENT)
-        if isinstance(module, nn.LayerNorm | nn.RMSNorm):  # Llama's own norms are of another class
-            init.constant_(module.weight, self.config.norm_scale)
+        if isinstance(module, SoftmaxRnnAttention):
+            for x in module.mechanism.inputs:
+                found = find_input(module, x)
+                scale = self.config.norm_scale if x.name == "norm_weight" else 1.0
+                if isinstance(found, nn.Linear):
+                    init.constant_(found.bias, x.start)
+                elif isinstance(found, nn.Parameter):
+                    init.constant_(found, x.start * scale)
+                else:
+                    init.copy_(found, fixed_decay(len(found)))
+        if isinstance(module, ShortConv):
+            identity = torch.zeros_like(module.weight, device="cpu")
+            identity[0] = 1.0
+            init.copy_(module.weight, identity)
 
 
 class SoftmaxRnnModel(SoftmaxRnnPreTrainedModel, LlamaModel):
