@@ -130,6 +130,10 @@ def test_softmax_generates_the_same(family, ids, left_padding, options):
 @pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "bert"])
 def test_padding_and_cache_are_respected(family, name, ids, left_padding):
+    if family == "bert" and name == "near2":
+        with pytest.raises(sr.MechanismError, match="reads both ways"):
+            sr.patch(build(family), name)
+        return
     model = sr.patch(build(family), name)
     positions = (left_padding.cumsum(-1) - 1).clamp(min=0)
     padded = result(model, ids, attention_mask=left_padding, position_ids=positions)

@@ -75,6 +75,8 @@ def patch(
             f"'{m}' needs {' and '.join(m.parameters)}, which a pretrained model does not have: "
             "patch takes mechanisms without parameters."
         )
+    if isinstance(m.kernel, Near) and any(getattr(module, "is_causal", True) is False for _, module in modules):
+        raise MechanismError(f"'{m}' looks back in time, and this model reads both ways: take a mechanism without a window.")
     centers = _read_centers(center)
     unknown = sorted(set(centers) - {index for index, _ in modules})
     if unknown:
