@@ -28,7 +28,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from ..errors import MechanismError, MechanismWarning
 from ..problem import Dims, check_center
 from ..slots.denominators import Sum
-from ..slots.kernels import Exp
+from ..slots.kernels import Exp, Near
 from ..slots.mechanism import Mechanism
 from ..slots.presets import mechanism as resolve
 from . import masks
@@ -76,7 +76,9 @@ def patch(
             "patch takes mechanisms without parameters."
         )
     if isinstance(m.kernel, Near) and any(getattr(module, "is_causal", True) is False for _, module in modules):
-        raise MechanismError(f"'{m}' looks back in time, and this model reads both ways: take a mechanism without a window.")
+        raise MechanismError(
+            f"'{m}' looks back in time, and this model reads both ways: take a mechanism without a window."
+        )
     centers = _read_centers(center)
     unknown = sorted(set(centers) - {index for index, _ in modules})
     if unknown:
