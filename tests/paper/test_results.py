@@ -164,6 +164,7 @@ def test_packed_results_say_the_same(folder: Path, tmp_path: Path) -> None:
     assert cli.main(["pack", str(folder), str(tmp_path / "packed")]) == 0
     plain, packed = summarise(folder), summarise(tmp_path / "packed")
     assert packed.figures[0].panels == plain.figures[0].panels
+    assert packed.figures[0].command.endswith("--out out/quick")  # not into what is kept
     assert [(c.name, c.verdict, c.tests) for c in packed.claims] == [(c.name, c.verdict, c.tests) for c in plain.claims]
     assert [run for run in packed.runs if run.status == "done"] == [run for run in plain.runs if run.status == "done"]
     assert [run.status for run in packed.runs].count("missing") == 1  # what has not ended is not packed

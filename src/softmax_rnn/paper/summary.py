@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UserError
+from ..lab.packed import is_packed
 from ..report.data import (
     Band,
     ClaimView,
@@ -87,10 +88,18 @@ def summarise(folder: Path) -> Report:
         example=read_example(folder),
         runs=[_run(planned) for planned in runs],
         environment=results.environment,
-        commands=[command(whole, plan.scale, folder, plan.seeds), f"softmax-rnn report {shlex.quote(str(folder))}"],
+        commands=[
+            command(whole, plan.scale, _out(results), plan.seeds),
+            f"softmax-rnn report {shlex.quote(str(folder))}",
+        ],
         made=results.made,
         minutes=round(sum(p.run.last("seconds") or 0 for p in runs if p.run is not None) / 60, 1),
     )
+
+
+def _out(results: Results) -> Path:
+    """Where the same runs would go: packed results are kept as they are."""
+    return Path("out") / results.scale.name if is_packed(results.folder) else results.folder
 
 
 def setting(chosen: Scale, seeds: int) -> str:
@@ -158,7 +167,7 @@ def _figure(figure: Figure, results: Results) -> FigureView:
         number=figure.number,
         section=figure.section,
         caption=figure.caption,
-        command=command(figure.name, results.scale, results.folder, len(results.seeds)),
+        command=command(figure.name, results.scale, _out(results), len(results.seeds)),
         expanded=figure.expanded,
         panels=[_panel(panel, results) for panel in figure.panels(results.scale)],
     )
