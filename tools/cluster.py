@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 CONF = """
@@ -94,7 +95,7 @@ class Cluster:
             environment = os.environ | self.environment
             self.daemons.append(subprocess.Popen(command, stdout=out, stderr=out, env=environment))
 
-    def _until(self, condition, what: str, seconds: float = 60) -> None:  # type: ignore[no-untyped-def]
+    def _until(self, condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
         end = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > end or any(d.poll() is not None for d in self.daemons):
@@ -109,8 +110,14 @@ class Cluster:
         )
         return done.stdout
 
+    def stop_controller(self) -> None:
+        """As when its machine is down."""
+        self.daemons[1].send_signal(signal.SIGTERM)
+        self.daemons[1].wait(60)
+
     def __exit__(self, *_: object) -> None:
-        self.ask("scancel", "--me")
+        if self.daemons[1].poll() is None:
+            self.ask("scancel", "--me")
         for daemon in reversed(self.daemons):
             daemon.send_signal(signal.SIGTERM)
         for daemon in self.daemons:

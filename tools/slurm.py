@@ -197,6 +197,13 @@ class Steps:
         state = next((w.partition("=")[2] for w in words if w.startswith("JobState=")), "")
         return None if state in ("", "PENDING", "RUNNING", "COMPLETING", "CONFIGURING") else state
 
+    def no_controller(self) -> None:
+        """A controller that is down is one line, too."""
+        self.cluster.stop_controller()
+        _, said = self.submit("down", sweep(self.place / "down", seed=[0]))
+        good = said.returncode == 2 and said.stderr.count("\n") == 1 and not (self.place / "down").exists()
+        check(good, f"no controller: {said.stderr.strip()}", said)
+
     def early_signal(self) -> None:
         """SIGTERM before training has begun ends the command, with a sentence that can be typed."""
         argv = [
@@ -244,7 +251,14 @@ def main() -> int:
                 cluster.ask("sinfo", "--noheader").split()[-1],
             )
             steps = Steps(cluster, place)
-            for step in (steps.refusals, steps.early_signal, steps.bad_ends, steps.disturbed, steps.two_processes):
+            for step in (
+                steps.refusals,
+                steps.early_signal,
+                steps.bad_ends,
+                steps.disturbed,
+                steps.two_processes,
+                steps.no_controller,
+            ):
                 step()
     print("Everything is right.")
     return 0
