@@ -164,6 +164,7 @@ def _check_memory(parameters: int) -> None:
 def quieten() -> None:
     """The progress bar and our sentences are the output; Hugging Face's chatter is not."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is first imported
     from transformers.utils import logging
 
     logging.set_verbosity_error()

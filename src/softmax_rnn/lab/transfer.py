@@ -36,7 +36,9 @@ def place_of(init: str) -> str | Path:
 
 def load_source(init: str) -> PreTrainedModel:
     """The model to start from: a Llama or one of ours."""
-    source = load_model(place_of(init)).float().eval()
+    source = load_model(place_of(init)).eval()
+    if source.dtype != torch.float32:
+        nn.Module.float(source)  # transformers' own refuses for what was stored in fewer bits
     kind = source.config.model_type
     if kind != "llama" and not isinstance(source, SoftmaxRnnForCausalLM):
         raise UserError(
