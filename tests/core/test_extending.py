@@ -1,0 +1,66 @@
+"""docs/extending.md: a slot of one's own, in one file, everywhere: attention, the layer, save and load, YAML and the command line."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import softmax_rnn as sr
+
+DOCS = Path(__file__).parents[2] / "docs/extending.md"
+
+
+@pytest.fixture
+def my_sink(tmp_path, monkeypatch):
+    code = re.search(r"<!-- my_sink.py -->\n```python\n(.*?)```", DOCS.read_text(), re.DOTALL)[1]
+    assert len(code.splitlines()) <= 30
+    (tmp_path / "my_sink.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.modules.pop("my_sink", None)
+    from softmax_rnn.slots.presets import PRESETS
+
+    PRESETS.pop("sunk", None)
+
+
+def test_found_by_its_import_path(my_sink):
+    data = {"kernel": {"type": "Exp"}, "denominator": {"type": "my_sink.Sunk"}}
+    m = sr.Mechanism.from_dict(data)
+    assert m.to_dict()["denominator"] == {"type": "my_sink.Sunk"}
+    assert m.parameters == ("my_sink",)
+    with pytest.raises(sr.MechanismError, match="cannot be imported"):
+        sr.Mechanism.from_dict({**data, "denominator": {"type": "no_such_module.Sunk"}})
+    with pytest.raises(sr.MechanismError, match="needs my_sink= of shape"):
+        sr.attention(*torch.randn(3, 1, 2, 4, 4).unbind(), m)
+
+
+def test_in_a_model(my_sink, tmp_path):
+    from softmax_rnn import SoftmaxRnnConfig, SoftmaxRnnForCausalLM
+
+    mechanism = {"kernel": {"type": "Exp"}, "denominator": {"type": "my_sink.Sunk"}}
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = SoftmaxRnnForCausalLM(SoftmaxRnnConfig(vocab_size=50, mechanism=mechanism, **sizes))
+    ids = torch.randint(3, 50, (1, 9))
+    model(ids, labels=ids).loss.backward()
+    sink = model.model.layers[0].self_attn.my_sink
+    assert sink.grad.abs().sum() > 0
+    torch.nn.init.constant_(sink, 2.0)
+    model.save_pretrained(tmp_path / "model")
+    again = SoftmaxRnnForCausalLM.from_pretrained(tmp_path / "model")
+    torch.testing.assert_close(again(ids).logits, model(ids).logits)
+    assert (again.model.layers[0].self_attn.my_sink == 2).all()
+
+
+@pytest.mark.slow
+def test_from_the_command_line(my_sink, capsys, monkeypatch):
+    from softmax_rnn.cli import main
+
+    monkeypatch.chdir(my_sink)
+    Path("run.yaml").write_text(
+        "plugins: [my_sink]\nmodel:\n  mechanism: {kernel: {type: Exp}, denominator: {type: my_sink.Sunk}}\n"
+    )
+    options = ["--preset", "tiny", "--train.steps", "2"]
+    assert main(["train", *options, "--config", "run.yaml", "--run.folder", "one"]) == 0, capsys.readouterr().err
+    assert main(["train", *options, "--plugins", "my_sink", "--model.mechanism", "sunk", "--run.folder", "two"]) == 0
