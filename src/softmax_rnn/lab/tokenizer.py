@@ -135,12 +135,16 @@ def is_json(file: Path) -> bool:
 
 
 def _from_disk(path: Path) -> PreTrainedTokenizerFast:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     from ..models import load_tokenizer as of_model
 
     try:
-        if path.is_dir() or path.suffix == ".gguf":
+        if (path / "tokenizer_config.json").exists():
+            return _with_end(
+                AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False), str(path)
+            )
+        if path.is_dir() or path.suffix == ".gguf":  # a run, or a model
             return _with_end(of_model(path), str(path))
         return _with_end(PreTrainedTokenizerFast(tokenizer_file=str(path)), str(path))
     except UserError:
