@@ -28,6 +28,7 @@ COMMANDS = {
     "inspect": ("softmax_rnn.microscope.command", "how many Taylor orders a trained model uses on a text"),
     "bench": ("softmax_rnn.bench.main", "measure speed and memory side by side with what people use instead"),
     "generate": ("softmax_rnn.generate", "write text with a trained model, token by token"),
+    "export": ("softmax_rnn.export", "a clean folder with one model, to give away or push to a hub"),
 }
 STOPPED = 130
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..slots.mechanism import Mechanism
+
 if TYPE_CHECKING:
     from .llama import SoftmaxRnnConfig
 
@@ -68,6 +70,31 @@ def card(
     return CARD.format(
         name=name, auto=auto, table="\n".join(f"| {key} | {value} |" for key, value in rows),
     )  # fmt: skip
+
+
+def patched_card(config: Any, architecture: str, parameters: int, name: str, facts: dict[str, Any]) -> str:
+    """The card of somebody else's model, patched or not."""
+    record = getattr(config, "softmax_rnn", None)
+    rows = [("model", f"{architecture} ({config.model_type})"), ("parameters", f"{parameters:,}"), *facts.items()]
+    if record is not None:
+        rows.insert(1, ("attention", f"`{Mechanism.from_dict(record['mechanism'])}`, in place of the model's own"))
+    how = PATCHED if record is not None else "It loads in plain transformers.\n"
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows)
+    return (
+        f"---\nlibrary_name: transformers\ntags: [softmax-rnn]\n---\n\n# {name}\n\n| | |\n|---|---|\n{table}\n\n{how}"
+    )
+
+
+PATCHED = """## Load it
+
+```python
+from softmax_rnn.models import load_model  # pip install 'softmax-rnn[models]'
+
+model = load_model("this folder")
+```
+
+Plain transformers opens this folder, too, but computes the model's own attention.
+"""
 
 
 def _names(names: list[Any]) -> str:
