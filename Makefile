@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo report test quick lint types bench slurm clean
+.PHONY: help demo report test quick lint types bench slurm clients clean
 
 help:                   ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -34,6 +34,12 @@ bench: $(READY)         ## speed and memory side by side; writes results/bench a
 
 slurm: $(READY)         ## sweeps on a real SLURM on loopback (needs root, slurm-wlm and munge; says so where it cannot start)
 	$(BIN)/python tools/slurm.py
+
+clients: $(READY)       ## programs of others with our models: installs trl, peft and lm-eval, and tries them
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt --no-deps trl peft lm_eval evaluate sacrebleu rouge-score sqlitedict \
+	    pytablewriter word2number absl-py nltk six portalocker lxml colorama tabulate DataProperty mbstrdecoder pathvalidate tabledata tcolorpy \
+	    typepy scikit-learn scipy threadpoolctl
+	$(BIN)/python -m pytest -m clients
 
 clean:                  ## remove the environment and every cache; runs stay
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis

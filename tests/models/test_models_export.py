@@ -28,7 +28,10 @@ def run(make, tmp_path):
     (folder / "checkpoint-10" / "optimizer.pt").write_bytes(b"large")
     config = {"data": {"source": "sotu"}, "train": {"steps": 10}, "model": {"mechanism": "norm"}, "seed": 3}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    rows = [{"step": 5, "tokens": 640, "train_loss": 4.5}, {"step": 10, "tokens": 640, "test_loss": 4.25, "event": "done"}]
+    rows = [
+        {"step": 5, "tokens": 640, "train_loss": 4.5},
+        {"step": 10, "tokens": 640, "test_loss": 4.25, "event": "done"},
+    ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
