@@ -39,6 +39,50 @@ FOLDERS = {
 }
 
 
+def _arxiv(who: str, number: str) -> tuple[str, str]:
+    return who, f"https://arxiv.org/abs/{number}"
+
+
+FIELD = {
+    "softmax": ("Softmax attention", _arxiv("Vaswani et al. 2017", "1706.03762")),
+    "norm": ("A vector norm in place of the denominator", _arxiv("Mongaras and Larson 2025", "2507.23632")),
+    "gate": ("An output gate in place of the denominator", _arxiv("Mongaras and Larson 2025", "2507.23632")),
+    "linear_elu": ("Linear attention", _arxiv("Katharopoulos et al. 2020", "2006.16236")),
+    "linear_relu": ("ReLU linear attention, as in SANA", _arxiv("Xie et al. 2024", "2410.10629")),
+    "linear_cosine": ("Cottention", _arxiv("Mongaras et al. 2024", "2409.18747")),
+    "taylor2": ("Second-order Taylor attention, as in Based", _arxiv("Arora et al. 2024", "2402.18668")),
+    "near2": ("Exact near by, a series beyond: Based in one layer", _arxiv("Arora et al. 2024", "2402.18668")),
+    "off_by_one": (
+        "Softmax with one more in its denominator",
+        ("Miller 2023", "https://www.evanmiller.org/attention-is-off-by-one.html"),
+    ),
+    "sink": ("A learned sink per head, as in GPT-OSS", _arxiv("OpenAI 2025", "2508.10925")),
+    "gated_attention": ("A sigmoid gate on every channel after softmax", _arxiv("Qiu et al. 2025", "2505.06708")),
+    "fox": ("Forgetting Transformer", _arxiv("Lin et al. 2025", "2503.02130")),
+    "wall": (
+        "Softmax of channel-decayed scores: GLA at infinite order",
+        _arxiv("Yang et al. 2023, order 1", "2312.06635"),
+    ),
+    "norm_decay": ("Norm with forgetting", _arxiv("Mongaras and Larson 2025", "2507.23632")),
+    "mamba2": ("Mamba-2 (SSD): q = C, k = B, v = dt x, log_decay = A dt", _arxiv("Dao and Gu 2024", "2405.21060")),
+    "mamba2_squared": ("2Mamba: the square of the score", _arxiv("Mongaras and Larson 2026", "2602.17363")),
+    "retnet": ("RetNet, without its gate", _arxiv("Sun et al. 2023", "2307.08621")),
+    "gla": ("Gated linear attention, without its gate", _arxiv("Yang et al. 2023", "2312.06635")),
+    "deltanet": ("DeltaNet (unit keys)", _arxiv("Yang et al. 2024", "2406.06484")),
+    "gated_deltanet": ("Gated DeltaNet (unit keys)", _arxiv("Yang et al. 2024", "2412.06464")),
+    "kda": ("Kimi Delta Attention (unit keys)", _arxiv("Kimi Team 2025", "2510.26692")),
+    "delta_softmax": (
+        "The delta rule at infinite order, under a norm",
+        _arxiv("Mongaras and Larson 2025", "2507.23632"),
+    ),
+    "power2": ("Power attention", _arxiv("Gelada et al. 2025", "2507.04239")),
+    "taylorshift": ("TaylorShift", _arxiv("Nauen et al. 2024", "2403.02920")),
+    "performer": ("Performer: positive random features", _arxiv("Choromanski et al. 2020", "2009.14794")),
+    "rfa": ("Random Feature Attention", _arxiv("Peng et al. 2021", "2103.02143")),
+    "cosformer": ("cosFormer", _arxiv("Qin et al. 2022", "2202.08791")),
+}
+
+
 def files(folder: str) -> list[Path]:
     """The tracked Python files directly in a folder."""
     out = subprocess.run(["git", "ls-files", folder], cwd=ROOT, check=True, capture_output=True, text=True).stdout
@@ -65,6 +109,30 @@ def tree() -> str:
         rows = [f"| [{f.name}](../{f.relative_to(ROOT)}) | {first_sentence(f).replace('|', '&#124;')} |" for f in found]
         parts += [f"## {folder}", "", f"{what[0].upper()}{what[1:]}.", "", "| file | what |", "|---|---|", *rows, ""]
     return "\n".join(parts[:-1])
+
+
+def mechanisms() -> str:
+    """Every preset of the field: formula, tensors and state, from the values themselves; sources beside them."""
+    import softmax_rnn as sr
+    from softmax_rnn.forms.base import constant_state, moment_bytes
+    from softmax_rnn.problem import Dims, Setting
+    from softmax_rnn.slots.kernels import Near
+    from softmax_rnn.state import readable_bytes
+
+    lines = [
+        "| name | system | formula | tensors beside q, k, v | state of a head, d = e = 64 |",
+        "|---|---|---|---|---|",
+    ]
+    for name, (system, source) in FIELD.items():
+        m = sr.mechanism(name)
+        setting = Setting(m, Dims(1, 1, 1, 1, 1, 64, 64))
+        size = "grows with the text" if constant_state(setting) is None else readable_bytes(moment_bytes(setting))
+        if isinstance(m.kernel, Near):
+            size += f" and {m.kernel.window} keys and values"
+        tensors = ", ".join(f"`{x.name}` ({x.shape.replace(' ', ', ')})" for x in m.inputs if not x.optional) or "none"
+        formula = str(m).replace("|", "&#124;")
+        lines.append(f"| `{name}` | {system} [{source[0]}]({source[1]}) | `{formula}` | {tensors} | {size} |")
+    return "\n".join(lines)
 
 
 def targets() -> list[dict]:
@@ -177,6 +245,7 @@ def inspections() -> str:
 
 
 PARTS = {
+    "docs/mechanisms.md": {"field": mechanisms},
     "README.md": {"folders": folders, "verdicts": headline, "bench": bench},
     "docs/paper.md": {"verdicts": verdicts, "early": early},
     "docs/files.md": {"tree": tree},

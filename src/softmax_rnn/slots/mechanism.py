@@ -172,7 +172,8 @@ class Mechanism:
         divisor = self.denominator.text()
         if divisor:
             divisor = divisor.replace("Σ w", "Σ D w") if decay else divisor
-            text += f" / ({divisor})" if " + " in divisor and not divisor.endswith(")") else f" / {divisor}"
+            bare = " + " in divisor and not divisor.startswith(("(", "stopgrad("))
+            text += f" / ({divisor})" if bare else f" / {divisor}"
         gate = "G_out ⊙ " if self.output_gate_per == "channel" else "g_out · "
         if self.output_gate == "before_norm":
             text = f"{gate}{text}"
