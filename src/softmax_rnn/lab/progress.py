@@ -6,6 +6,7 @@ Where there is no terminal, bars become a line per evaluation and the table a li
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import signal
 import sys
 import time
@@ -30,6 +31,11 @@ def _console() -> Any:
     return Console(stderr=True)
 
 
+def is_live(console: Any) -> bool:
+    """True for a terminal, and for a notebook that can show bars; elsewhere there are lines."""
+    return console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)
+
+
 @contextlib.contextmanager
 def tokenising_bar(name: str, max_tokens: int | None, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     """A bar for tokenisation; the function takes the documents and tokens done so far."""
@@ -42,7 +48,7 @@ def tokenising_bar(name: str, max_tokens: int | None, *, quiet: bool) -> Iterato
         TimeElapsedColumn(),
     )
     console = _console()
-    with Progress(*columns, console=console, disable=quiet or not (console.is_terminal or console.is_jupyter)) as bar:
+    with Progress(*columns, console=console, disable=quiet or not is_live(console)) as bar:
         task = bar.add_task(printable(name), total=max_tokens, done="")
 
         def advance(documents: int, tokens: int) -> None:
@@ -54,7 +60,7 @@ def tokenising_bar(name: str, max_tokens: int | None, *, quiet: bool) -> Iterato
 def say_loading() -> None:
     """A word to the person at a terminal: torch and transformers take seconds to load."""
     console = _console()
-    if console.is_terminal or console.is_jupyter:
+    if is_live(console):
         console.print("loading torch, transformers and the text", style="dim", highlight=False)
 
 
@@ -70,7 +76,7 @@ class TrainingBar:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         console = _console()
-        if not self.quiet and (console.is_terminal or console.is_jupyter):
+        if not self.quiet and is_live(console):
             text = TextColumn("{task.fields[text]}")
             eta = TimeRemainingColumn(elapsed_when_finished=True)
             left = TextColumn("{task.fields[left]}")
@@ -175,7 +181,7 @@ def live_table(runs: Sequence[RunConfig]) -> Iterator[Show]:
     with Live(console=console, auto_refresh=False, transient=passing) as live:
         yield lambda states, ended: live.update(_screen(console, known, states, ended), refresh=True)
     for folder, state in known.failed.items():  # the reasons, which may have scrolled away
-        console.print(escape(f"{folder.name}  {state}"), highlight=False, soft_wrap=True)
+        console.print(escape(printable(f"{folder.name}  {state}")), highlight=False, soft_wrap=True)
     if passing:
         console.print(known.sentence({}))
 
@@ -263,7 +269,7 @@ def _lines(console: Any, known: _Known, states: Mapping[Path, str], ended: Seque
     for folder in ended:
         run = known.run(by_folder[folder], fresh=False)
         loss = run.last("test_loss") if run else None
-        text = f"{folder.name}  {states[folder]}" + (f"  test loss {loss:.3f}" if loss is not None else "")
+        text = printable(f"{folder.name}  {states[folder]}") + (f"  test loss {loss:.3f}" if loss is not None else "")
         console.print(escape(f"{text}  ({known.sentence(states)})"), highlight=False, soft_wrap=True)
 
 
@@ -276,10 +282,15 @@ def _table(known: _Known, runs: Sequence[RunConfig], states: Mapping[Path, str])
         state = escape(known.state(config, states))
         there = known.run(config, fresh=state == "training")
         if there is None:
-            out.add_row(config.folder.name, state, f"0/{config.train.steps}")
+            out.add_row(escape(printable(config.folder.name)), state, f"0/{config.train.steps}")
             continue
         numbers = [(there.last(key), form) for key, form in (("train_loss", ".4f"), ("test_loss", ".4f"))]
         numbers += [(there.last("tokens_per_second"), ",.0f"), (there.last("spikes"), "d")]
         step = f"{there.rows[-1]['step'] if there.rows else 0}/{config.train.steps}"
-        out.add_row(config.folder.name, state, step, *("" if n is None else f"{n:{form}}" for n, form in numbers))
+        out.add_row(
+            escape(printable(config.folder.name)),
+            state,
+            step,
+            *("" if n is None else f"{n:{form}}" for n, form in numbers),
+        )
     return out
