@@ -12,7 +12,7 @@ from softmax_rnn.tasks.findings import draw, table, write
 
 
 def planned(*argv):
-    return recall.plan(recall._parser().parse_args([*argv, "--conv", "0"]))
+    return recall.plan(recall._parser().parse_args(argv))
 
 
 def test_without_options():
@@ -38,7 +38,7 @@ def test_runs_differ_in_what_is_compared_alone():
     (cell,), setting = planned("parity", "--mechanisms", "norm", "--key-dim", "4", "--seeds", "2")
     one = setting.config(cell, 0.003, 1)
     assert (one.data.source, one.data.length, one.seed, one.train.lr) == ("task:parity", 32, 1, 0.003)
-    assert (one.model.mechanism, one.model.overrides["head_dim"]) == ("norm", 4)
+    assert (one.model.mechanism, one.model.overrides["head_dim"], one.model.overrides["conv"]) == ("norm", 4, 3)
     assert one.folder != setting.config(cell, 0.01, 1).folder
 
 
@@ -74,7 +74,9 @@ def test_the_best_rate_counts_and_intervals_are_over_seeds(tmp_path):
     assert found.high <= 1.0
     assert found.longer == {128: pytest.approx(0.46), 256: 0.0}
     assert not found.constant
-    assert found.state_bytes == 64 * (16 + 16) * 4
+    assert (
+        found.state_bytes == 64 * (16 + 16) * 4 + 2 * 3 * 16 * 4
+    )  # keys and values, and two inputs of the convolution
     other = recall.collect(taylor2, setting)
     assert (other.lr, other.accuracy) == (0.001, 0.5)  # one run at the other rate is missing
     assert other.constant
@@ -84,7 +86,7 @@ def test_the_best_rate_counts_and_intervals_are_over_seeds(tmp_path):
     lines = table([found, other])
     assert lines[1].startswith("mqar,pairs=16, rows of 64 tokens (Arora")
     assert lines[3].split()[:3] == ["softmax", "16", "92.0%"]
-    assert "8 KB, grows" in lines[3]
+    assert "8.375 KB, grows" in lines[3]
     assert lines[4].split()[0] == "taylor2"
     data = json.loads(write([found, other], {"steps": 600}, tmp_path / "recall.json").read_text())
     assert data["results"][0]["accuracy"] == pytest.approx(0.92)
@@ -119,7 +121,7 @@ def test_nothing_finished_is_nothing_found(tmp_path):
 )
 def test_what_does_not_fit_is_one_sentence(argv, said, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert cli(["recall", *argv, "--conv", "0"]) == 2
+    assert cli(["recall", *argv]) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
@@ -128,7 +130,7 @@ def test_what_does_not_fit_is_one_sentence(argv, said, tmp_path, capsys, monkeyp
 
 def test_a_dry_run_writes_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert cli(["recall", "--conv", "0", "--seeds", "1000", "--dry-run"]) == 0
+    assert cli(["recall", "--seeds", "1000", "--dry-run"]) == 0
     assert "5 models x 2 learning rates x 1000 seeds: 10,000 runs" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
@@ -137,7 +139,7 @@ def test_a_dry_run_writes_nothing(tmp_path, capsys, monkeypatch):
 def test_from_the_command_to_a_drawing(tmp_path, capsys):
     out = tmp_path / "out"
     sizes = ["--steps", "4", "--hidden", "16", "--layers", "1", "--key-dim", "4", "--seeds", "1", "--lr", "0.01"]
-    assert cli(["recall", "parity", "--mechanisms", "softmax", "--conv", "0", *sizes, "--out", str(out)]) == 0
+    assert cli(["recall", "parity", "--mechanisms", "softmax", *sizes, "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert "one seed" in said
     assert str(out / "recall.svg") in said
