@@ -1,12 +1,14 @@
 """The whole inspection: what it says about the model, centring, and that it leaves the model alone."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
 
 import softmax_rnn as sr
 from softmax_rnn.microscope.command import main
@@ -151,6 +153,62 @@ def test_what_cannot_be_centred_is_refused(ids: Tensor, other: Tensor) -> None:
     )  # fmt: skip
     with pytest.raises(sr.UserError, match="Centring would change"):
         inspect(sr.SoftmaxRnnForCausalLM(config), ids, center="mean", calibration_ids=other)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("fox", "decays"),
+        ("wall", "decays"),
+        ("delta_softmax", "delta rule"),
+        ("near2", "exact weights near"),
+        ("sink", "a sink"),
+    ],
+)
+def test_attention_that_scores_do_not_explain_is_refused(name: str, what: str, ids: Tensor) -> None:
+    config = sr.SoftmaxRnnConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, mechanism=name
+    )  # fmt: skip
+    with pytest.raises(sr.UserError, match=what):
+        inspect(sr.SoftmaxRnnForCausalLM(config), ids)
+
+
+def test_a_window_is_seen(ids: Tensor) -> None:
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+    }
+    model = MistralForCausalLM(MistralConfig(**sizes, num_key_value_heads=2, sliding_window=5)).eval()
+    found = inspect(model, ids, orders=32, layer_orders=())
+    assert found.summary["all_layers"]["none"]["values"][-1] == pytest.approx(found.summary["untouched"], abs=1e-4)
+    counts = [min(t + 1, 5) for t in range(24)]
+    assert found.heads["none"][0]["uniform"] == pytest.approx(sum(math.log(n) for n in counts) / 24, rel=1e-3)
+
+
+def test_capped_scores_are_refused(ids: Tensor) -> None:
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+    }
+    model = Gemma2ForCausalLM(Gemma2Config(**sizes, num_key_value_heads=2, head_dim=8)).eval()
+    with pytest.raises(sr.UserError, match="caps its scores"):
+        inspect(model, ids)
+
+
+def test_a_convolution_and_no_rope_change_nothing_for_the_microscope(ids: Tensor) -> None:
+    config = sr.SoftmaxRnnConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, conv=3, rope=False
+    )  # fmt: skip
+    model = sr.SoftmaxRnnForCausalLM(config).eval()
+    found = inspect(model, ids, orders=32, layer_orders=()).summary
+    assert found["all_layers"]["none"]["values"][-1] == pytest.approx(model(ids, labels=ids).loss.item(), abs=1e-4)
 
 
 def test_state_sizes_are_real() -> None:

@@ -12,14 +12,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
-from .. import Mechanism, MechanismError, Taylor, UserError, mechanism
+from .. import Exp, Mechanism, MechanismError, Near, Taylor, UserError, mechanism
 from ..api import finish
 from ..context import Context
 from ..models import masks
@@ -152,6 +152,25 @@ def scoped(model: PreTrainedModel, scope: Scope) -> Iterator[None]:
         model.train(training)
 
 
+def _refuse(what: str) -> NoReturn:
+    raise UserError(f"inspect cannot look inside this model: its attention {what}, and scores alone do not explain it.")
+
+
+def _check_scores(m: Mechanism) -> None:
+    """Refuse attention whose weights are not a function of plain scores: what the microscope shows would not be that attention."""
+    beyond = {
+        "decays": m.decay is not None,
+        "uses the delta rule": m.update == "delta",
+        "has exact weights near and a series far": isinstance(m.kernel, Near),
+        "caps its scores": isinstance(m.kernel, Exp) and m.kernel.softcap is not None,
+        "has a sink": "sink" in m.parameters,
+        "learns the scale of its scores": bool(m.kernel.inputs),
+    }
+    for what, there in beyond.items():
+        if there:
+            _refuse(what)
+
+
 @contextlib.contextmanager
 def _theirs(model: PreTrainedModel, scope: Scope) -> Iterator[None]:
     try:
@@ -174,6 +193,8 @@ def _theirs(model: PreTrainedModel, scope: Scope) -> Iterator[None]:
 @contextlib.contextmanager
 def _ours(model: PreTrainedModel, scope: Scope) -> Iterator[None]:
     modules: list[Any] = [m for m in model.modules() if isinstance(m, SoftmaxRnnAttention)]
+    for module in modules:
+        _check_scores(module.computed)
     for module in modules:
         module.attend = _answer(module, module.attend, scope)
     try:
@@ -202,9 +223,11 @@ def _answer(module: SoftmaxRnnAttention, own: Callable[..., Tensor], scope: Scop
     return attend
 
 
-def _visibility(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Context:
+def _visibility(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, window: int | None) -> Context:
     read = masks.read(mask)  # documents are numbered in ascending order there
-    return Context(q.shape[2], k.shape[2], causal, q.device, read.keep, read.documents)
+    return Context(
+        q.shape[2], k.shape[2], causal, q.device, read.keep, read.documents, window if read.windowed else None
+    )
 
 
 def scoped_attention(
@@ -221,7 +244,10 @@ def scoped_attention(
     layer, scope = getattr(module, SCOPE)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    visible = _visibility(query, key, attention_mask, causal)
+    for name, what in (("softcap", "caps its scores"), ("s_aux", "has a sink")):
+        if kwargs.get(name) is not None:
+            _refuse(what)
+    visible = _visibility(query, key, attention_mask, causal, kwargs.get("sliding_window"))
     out = scope(Call(layer, query, key, value, mechanism("softmax"), scale, visible, {}))
     if out is not None:
         return out.transpose(1, 2), None
