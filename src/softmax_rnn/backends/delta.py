@@ -17,7 +17,7 @@ and for the clocks, which only ever multiply W: dc_s = m_s . (p_s - v_s) as a re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -184,91 +184,99 @@ def delta_tiles(
     return _tiles_operator(*tensors, list(coefficients), limit, softcap, scale)[0]
 
 
-class _Chunks:
-    """A block of chunks: what does not depend on the state is made for all of them at once."""
-
-    def __init__(
-        self, block: _Block, phi: Features, q: Tensor, k: Tensor, b: Tensor, coefficients: Sequence[float]
-    ) -> None:
-        self.block, rows, keys = block, block.rows(q), block.keys(k)
-        self.beta = block.keys(b[..., None])[..., 0]  # (M, C)
-        self.within = block.fade_(weights(block.scores(rows, keys), coefficients)).tril_(-1)
-        eye = torch.eye(block.chunk, dtype=q.dtype, device=q.device).expand_as(self.within)
-        self.inverse = _solve(self.beta, self.within, eye)  # (I + diag(b) W)^-1
-        self.reads = block.reading((phi.of(block.read_rows(rows)) * phi.weight).mT)  # (M, C, rows)
-        self.writes = block.writing(phi.of(block.write_keys(keys)).mT)  # (M, C, rows)
-
-    def by_chunk(self, n: int, *tensors: Tensor) -> list[Tensor]:
-        """(M, ...) -> (N, g, ...)."""
-        return [x.unflatten(0, (n, -1)) for x in tensors]
+def _by_chunk(x: Tensor, n: int) -> Tensor:
+    """(N * g, ...) -> (N, g, ...)."""
+    return x.unflatten(0, (n, -1))
 
 
-def _chunks(
-    k: Tensor, b: Tensor, c: Tensor | None, a: Tensor | None, phi: Features, coefficients: Sequence[float],
-    scale: float, chunk: int, backwards: bool = False,
-) -> Iterator[_Chunks]:  # fmt: skip
-    q = (k * scale)[:, None]
-    blocks = list(_blocks(q, chunk, _Clocks(c, c, a, a, k.dtype), phi))
-    for block in reversed(blocks) if backwards else blocks:
-        yield _Chunks(block, phi, q, k, b, coefficients)
+def _linear(coefficients: Sequence[float]) -> bool:
+    return list(coefficients) == [0.0, 1.0]
+
+
+def _strengths(
+    block: _Block, rows: Tensor, keys: Tensor, coefficients: Sequence[float]
+) -> tuple[Tensor, Tensor | None]:
+    """W within each chunk (M, C, C), and the slope of w, or None where it is 1."""
+    x = block.scores(rows, keys)
+    w, slope = (x, None) if _linear(coefficients) else weights_and_slopes(x, coefficients)
+    return block.fade_(w).tril_(-1), slope
+
+
+def _reads(block: _Block, phi: Features, rows: Tensor, coefficients: Sequence[float]) -> Tensor:
+    """What the keys of each chunk read the state with, (M, C, rows)."""
+    features = phi.of(block.read_rows(rows)).mT
+    return block.reading(features if _linear(coefficients) else features * phi.weight.mT)
 
 
 def _scan(
     k: Tensor, v: Tensor, b: Tensor, state: Tensor, c: Tensor | None, a: Tensor | None,
     coefficients: Sequence[float], scale: float, chunk: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    phi = Features(coefficients, k.shape[-1], k)
-    u, p = torch.empty_like(v), torch.empty_like(v)
-    state = state / phi.root
-    for s in _chunks(k, b, c, a, phi, coefficients, scale, chunk):
-        at, N = s.block.tokens, len(k)
-        read, write, within = s.by_chunk(N, s.reads, s.writes, s.within)
-        solve = s.by_chunk(N, s.inverse * s.beta[:, None])[0]
-        x, y = v[:, at].unflatten(1, (-1, chunk)), u[:, at].unflatten(1, (-1, chunk))
-        z = p[:, at].unflatten(1, (-1, chunk))
-        for i in range(x.shape[1]):
-            left = torch.baddbmm(x[:, i], read[:, i], state, alpha=-1)
-            new = torch.bmm(solve[:, i], left)
-            carried = state if s.block.carry is None else state * s.block.carry[:, i]
-            state = torch.baddbmm(carried, write[:, i].mT, new)
-            y[:, i], z[:, i] = new, torch.baddbmm(left, within[:, i], new, alpha=-1)
-    return u, p
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    phi, (N, T, E) = Features(coefficients, k.shape[-1], k), v.shape
+    q, state = (k * scale)[:, None], state / phi.root
+    u, p, inverse = torch.empty_like(v), torch.empty_like(v), v.new_empty(N, T, chunk)
+    for block in _blocks(q, chunk, _Clocks(c, c, a, a, k.dtype), phi):
+        at, rows, keys = block.tokens, block.rows(q), block.keys(k)
+        within, beta = _strengths(block, rows, keys, coefficients)[0], block.keys(b[..., None])
+        solve = _by_chunk(_solve(beta[..., 0], within, torch.diag_embed(beta[..., 0])), N)  # (I + diag(b) W)^-1 diag(b)
+        read = _by_chunk(_reads(block, phi, rows, coefficients), N)
+        write = _by_chunk(block.writing(phi.of(block.write_keys(keys)).mT), N)
+        values = v[:, at].unflatten(1, (-1, chunk))
+        left, new = v.new_empty(values.shape[1], N, chunk, E), v.new_empty(values.shape[1], N, chunk, E)
+        for i in range(len(new)):
+            torch.baddbmm(values[:, i], read[:, i], state, alpha=-1, out=left[i])
+            torch.bmm(solve[:, i], left[i], out=new[i])
+            carried = state if block.carry is None else state * block.carry[:, i]
+            state = torch.baddbmm(carried, write[:, i].mT, new[i])
+        u[:, at], p[:, at], inverse[:, at] = _in_time(new), _in_time(left), solve.flatten(1, 2)
+        block.put_keys(p, torch.bmm(within, block.keys(u)).neg_())
+    return u, p, inverse
+
+
+def _in_time(x: Tensor) -> Tensor:
+    """(g, N, C, E) -> (N, g * C, E)."""
+    return x.transpose(0, 1).flatten(1, 2)
 
 
 def _scan_backward(
-    grad: Tensor | None, _: Tensor | None, k: Tensor, v: Tensor, b: Tensor, state: Tensor, c: Tensor | None, a: Tensor | None,
-    coefficients: Sequence[float], scale: float, chunk: int, u: Tensor, p: Tensor,
+    grad: Tensor | None, _p: Tensor | None, _inverse: Tensor | None, k: Tensor, v: Tensor, b: Tensor, state: Tensor,
+    c: Tensor | None, a: Tensor | None, coefficients: Sequence[float], scale: float, chunk: int,
+    u: Tensor, p: Tensor, inverse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     assert grad is not None
-    phi, N = Features(coefficients, k.shape[-1], k), len(k)
-    total, m = torch.empty_like(u), torch.empty_like(u)
-    dq, dk, dstate = torch.empty_like(k), torch.zeros_like(k), torch.zeros_like(state)
-    for s in _chunks(k, b, c, a, phi, coefficients, scale, chunk, backwards=True):  # l, m and dH, backward in time
-        block, at = s.block, s.block.tokens
-        read, write, solve = s.by_chunk(N, s.reads, s.writes, s.inverse.mT)
-        g, y, z = (x[:, at].unflatten(1, (-1, chunk)) for x in (grad, total, m))
-        strength = b[:, at].unflatten(1, (-1, chunk))
+    phi, (N, _, E) = Features(coefficients, k.shape[-1], k), v.shape
+    total, m, q = torch.empty_like(u), torch.empty_like(u), (k * scale)[:, None]
+    dq, dk, dstate = torch.zeros_like(k), torch.zeros_like(k), torch.zeros_like(state)
+    blocks = list(_blocks(q, chunk, _Clocks(c, c, a, a, k.dtype), phi))
+    for block in reversed(blocks):  # backward in time: l, m and dH, and all that stays within a chunk
+        at, rows, keys, written = block.tokens, block.rows(q), block.keys(k), block.keys(u)
+        x, powers, features = phi.powers(block.write_keys(keys))
+        read, write = _by_chunk(_reads(block, phi, rows, coefficients), N), _by_chunk(block.writing(features.mT), N)
+        solve, g = (t[:, at].unflatten(1, (-1, chunk)) for t in (inverse, grad))
         after = state.new_empty(N, g.shape[1], *state.shape[1:])
-        for i in reversed(range(g.shape[1])):
+        before, new = v.new_empty(g.shape[1], N, chunk, E), v.new_empty(g.shape[1], N, chunk, E)
+        for i in reversed(range(len(new))):
             after[:, i] = dstate
-            new = torch.bmm(solve[:, i], torch.baddbmm(g[:, i], write[:, i], dstate))
-            y[:, i], z[:, i] = new, strength[:, i, :, None] * new
+            torch.baddbmm(g[:, i], write[:, i], dstate, out=before[i])
+            torch.bmm(solve[:, i].mT, before[i], out=new[i])
             carried = dstate if block.carry is None else dstate * block.carry[:, i]
-            dstate = torch.baddbmm(carried, read[:, i].mT, z[:, i], alpha=-1)
-        x, powers, _features = phi.powers(block.write_keys(block.keys(k)))
-        dfeatures = torch.bmm(after.flatten(0, 1), block.writing(block.keys(u)).mT)
-        block.put_keys(dk, block.write_keys(phi.backward(x, powers, dfeatures)))
-    state, q = state / phi.root, (k * scale)[:, None]
-    for block in _blocks(q, chunk, _Clocks(c, c, a, a, k.dtype), phi):  # forward in time: the state again, and dQ
-        rows, keys, written, g = block.rows(q), block.keys(k), block.keys(u), block.keys(m).neg()
-        before, state = block.states(state, torch.bmm(phi.of(block.write_keys(keys)), block.writing(written)))
-        x, powers, _features = phi.powers(block.read_rows(rows))
-        drows = block.read_rows(phi.backward(x, powers, torch.bmm(before.mul_(phi.weight), block.reading(g).mT)))
-        _w, slope = weights_and_slopes(block.scores(rows, keys), coefficients)
-        dx = block.fade_(torch.bmm(g, written.mT).mul_(slope)).tril_(-1)
-        dr, dkeys = block.scores_backward(dx, rows, keys)
-        block.put_rows(dq[:, None], drows + dr)
-        block.put_keys(dk, dkeys)
+            dstate = torch.baddbmm(carried, read[:, i].mT, new[i], alpha=-1)
+        m[:, at], total[:, at] = _in_time(new), _in_time(before)
+        within, slope = _strengths(block, rows, keys, coefficients)
+        moved = block.keys(m).neg()
+        block.put_keys(total, torch.bmm(within.mT, moved))
+        dx = torch.bmm(moved, written.mT)
+        drows, dkeys = block.scores_backward(block.fade_(dx if slope is None else dx.mul_(slope)).tril_(-1), rows, keys)
+        dfeatures = torch.bmm(after.flatten(0, 1), block.writing(written).mT)
+        block.put_keys(dq, drows)
+        block.put_keys(dk, dkeys + block.write_keys(phi.backward(x, powers, dfeatures)))
+    state = state / phi.root
+    for block in blocks:  # forward in time: the state again, and dQ
+        update = torch.bmm(phi.of(block.write_keys(block.keys(k))), block.writing(block.keys(u)))
+        earlier, state = block.states(state, update)
+        x, powers, _features = phi.powers(block.read_rows(block.rows(q)))
+        drows = torch.bmm(earlier.mul_(phi.weight), block.reading(block.keys(m).neg()).mT)
+        block.put_keys(dq, block.read_rows(phi.backward(x, powers, drows)))
     dk, dv, db, dc, da, _none = _gathered(dq, dk, k, v, c, a, None, scale, grad, total, m, u, p, 0)
     return dk, dv, db, dstate / phi.root, dc, da
 
@@ -276,8 +284,8 @@ def _scan_backward(
 def delta_scan_plain(
     k: Tensor, v: Tensor, b: Tensor, state: Tensor, c: Tensor | None, a: Tensor | None,
     coefficients: Sequence[float], scale: float, chunk: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """u and p, one chunk after another; differentiated by autograd."""
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """u, p and the inverse of each chunk, (I + diag(b) W)^-1 diag(b), one chunk after another; differentiated by autograd."""
     orders = [n for n, x in enumerate(coefficients) if x != 0]
     weight = torch.cat([k.new_full((symmetric_dim(k.shape[-1], n),), coefficients[n]) for n in orders])
     now_c, now_a = (None if x is None else torch.zeros_like(x[:, :1]) for x in (c, a))
@@ -301,14 +309,16 @@ def delta_scan_plain(
             now_c = C[:, -1:]
         u, p = delta_dense(k[:, i], v[:, i] - read, b[:, i], C, A, None, None, coefficients, None, None, scale)
         state = carry * state + symmetric_powers(written_as, orders).mT @ (fade * u)
-        parts.append((u, p))
-    us, ps = zip(*parts, strict=True)
-    return torch.cat(us, 1), torch.cat(ps, 1)
+        eye = torch.eye(chunk, dtype=k.dtype, device=k.device).expand(len(k), -1, -1)
+        inverse = delta_dense(k[:, i], eye, b[:, i], C, A, None, None, coefficients, None, None, scale)[0].detach()
+        parts.append((u, p, inverse))
+    us, ps, inverses = zip(*parts, strict=True)
+    return torch.cat(us, 1), torch.cat(ps, 1), torch.cat(inverses, 1)
 
 
 _scan_operator = operator(
-    "delta_scan", _scan, _scan_backward, plain=delta_scan_plain, constants=1,
-    fake=lambda k, v, *_: (torch.empty_like(v), torch.empty_like(v)),
+    "delta_scan", _scan, _scan_backward, plain=delta_scan_plain, constants=2,
+    fake=lambda k, v, *o: (torch.empty_like(v), torch.empty_like(v), v.new_empty(*v.shape[:2], o[-1])),
 )  # fmt: skip
 
 
