@@ -144,9 +144,18 @@ def test_changes_reach_the_model(tmp_path: Path) -> None:
     large = scale.config(Cell("norm_large", "sotu"), tmp_path).model
     assert (large.mechanism, large.overrides["norm_scale"]) == ("norm", 4.0)
     assert all(name in LOOK for name in CHANGES)
+    shape = {**scale.recipe("base").model.overrides, "vocab_size": 300}
     for config, size in ((free, 0.25), (large, 4.0)):
-        settings = {**SCALES["cpu"].recipe("base").model.overrides, "vocab_size": 300, "norm_scale": size}
-        model = sr.SoftmaxRnnForCausalLM(sr.SoftmaxRnnConfig(mechanism=config.mechanism, **settings))
-        layer = model.model.layers[0].self_attn
-        start = layer.norm_factor if layer.out_norm is None else layer.out_norm.weight.detach()[3].item()
-        assert start == size
+        settings = sr.SoftmaxRnnConfig(mechanism=config.mechanism, **shape, norm_scale=size)
+        assert norm_of(sr.SoftmaxRnnForCausalLM(settings)) == size
+    # And where the weights come from a model without that norm.
+    sr.SoftmaxRnnForCausalLM(sr.SoftmaxRnnConfig(**shape)).save_pretrained(tmp_path / "softmax")
+    loaded = sr.SoftmaxRnnForCausalLM.from_pretrained(tmp_path / "softmax", mechanism="layer", norm_scale=0.25)
+    assert norm_of(loaded) == 0.25
+
+
+def norm_of(model: sr.SoftmaxRnnForCausalLM) -> float:
+    """How large the norm of the first layer starts."""
+    layer = model.model.layers[0].self_attn
+    weights = [parameter for name, parameter in layer.named_parameters() if name == "out_norm.weight"]
+    return weights[0].detach()[3].item() if weights else layer.norm_factor

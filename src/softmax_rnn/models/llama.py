@@ -183,6 +183,14 @@ class SoftmaxRnnPreTrainedModel(LlamaPreTrainedModel):
             )
         return masks.NAME
 
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """Ours is as transformers' own: ``_init_weights`` asks of every tensor whether it was loaded.
+
+        Of other code transformers skips modules without parameters of their own, and a layer's may be in a ``ParameterDict``.
+        """
+        return False
+
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, SoftmaxRnnAttention):
