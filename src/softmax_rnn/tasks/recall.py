@@ -11,6 +11,7 @@ lab; the same command again continues what was stopped. Intervals are 95% over t
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -69,7 +70,11 @@ class Setting:
             "data": {"source": cell.source, "length": cell.length},
             "model": {"mechanism": cell.mechanism, "overrides": sizes},
             "train": {**schedule, "lr": lr, "batch": BATCH, "clip": 1.0},
-            "run": {"root": str(self.out / "runs"), "save_every": self.steps},
+            "run": {
+                "root": str(self.out / "runs"),
+                "save_every": self.steps,
+                "threads": 1,
+            },  # so small a model has no work for two
         }
         return from_dict(values, "tiny")
 
@@ -176,7 +181,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="where runs and results go (default: out/recall)",
     )
-    add_options(p)
+    add_options(p, jobs=os.cpu_count() or 1)
     return p
 
 
