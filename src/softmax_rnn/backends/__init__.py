@@ -12,6 +12,7 @@ An implementation belongs to a backend, ``torch``, ``flex`` or ``triton``: ``att
     flash.py      softmax_lse by torch's flash kernel on the CPU
     flex.py       softmax_lse by FlexAttention
     scan.py       the third primitive; moments.py, powers.py the Kronecker features it uses; channel.py scores under channel decay
+    delta.py      what the delta rule writes, in tiles and in chunks
     weights.py    the weight and its slope for a tile of scores
 """
 

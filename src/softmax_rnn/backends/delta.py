@@ -337,12 +337,10 @@ def delta_scan(
     exporting = torch.compiler.is_exporting()  # as in ``scan``
     chunk = chunk if exporting else min(chunk, T)
     pad = chunk - T % chunk if exporting else -T % chunk
-    tensors = [k, v, b, state, c, a]
     if exporting or pad:  # b = 0 writes nothing, and the clock stands still
         k, v, b = F.pad(k, (0, 0, 0, pad)), F.pad(v, (0, 0, 0, pad)), F.pad(b, (0, pad))
         c, a = (None if x is None else torch.cat([x, x[:, -1:].expand(-1, pad, *x.shape[2:])], 1) for x in (c, a))
-        tensors = [k, v, b, state, c, a]
-    tensors = [None if x is None else x.contiguous() for x in tensors]
+    tensors = [None if x is None else x.contiguous() for x in (k, v, b, state, c, a)]
     step = max(1, LARGEST // (state.shape[1] * chunk))
     parts = [
         _scan_operator(*(None if x is None else x[n : n + step] for x in tensors), list(coefficients), scale, chunk)[0]

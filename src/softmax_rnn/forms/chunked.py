@@ -48,6 +48,7 @@ class Chunked(Form):
         columns = d.value_dim + int(s.mechanism.denominator.needs_sum)
         chunk = min(default_chunk(rows), max(d.queries, 1)) if s.causal else 0
         reads, writes = d.batch * d.heads * d.queries, d.batch * d.kv_heads * d.keys
+        reads += writes if s.mechanism.update == "delta" else 0  # keys read, too
         near = kernel.window if isinstance(kernel, Near) else 0
         within = 2 * reads * (chunk + near) * (kernel.width(d.key_dim) + columns)
         elementwise = rows * (reads + writes) + reads * (chunk * len(far.coefficients or ()) + 3 * near)

@@ -4,6 +4,8 @@
     clamped exp, polynomials  ``weighted_sum``
     Near                      the one for the window, the other for the keys beyond it
 
+Under the delta rule what is written comes first (``delta.py``), then the same sums over it.
+
 No T x T tensor is ever kept.
 """
 
@@ -35,6 +37,8 @@ class Parallel(Form):
         seen = d.keys // (2 if s.causal and d.queries > 1 else 1)
         seen = seen if s.window is None else min(seen, s.window)
         pairs = d.batch * d.heads * d.queries * seen
+        if s.mechanism.update == "delta":  # keys read, too
+            pairs += d.batch * d.kv_heads * d.keys * seen
         passes = 3 if kernel.coefficients is None else max(1, len(kernel.coefficients))
         state = (
             d.batch
