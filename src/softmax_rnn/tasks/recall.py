@@ -164,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
         help="learning rates to try (default: 0.003 0.01)",
     )
     p.add_argument("--seeds", type=whole(1, 1000), default=3, help="how many (default: 3)")
-    p.add_argument("--steps", type=whole(1, 10**9), default=600, help="of training, 64 rows each (default: 600)")
+    p.add_argument("--steps", type=whole(1, 10**9), default=1000, help="of training, 64 rows each (default: 1000)")
     p.add_argument("--layers", type=whole(1, 1000), default=2, help="of the model (default: 2)")
     p.add_argument("--hidden", type=whole(2, 2**16), default=64, help="width of the model (default: 64)")
     p.add_argument("--heads", type=whole(1, 1024), default=1, help="per layer (default: 1)")
