@@ -1,0 +1,164 @@
+"""Decay: identities, long sequences of every steepness, and agreement with implementations that share no code with ours."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+import softmax_rnn as sr
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def naive(path):
+    """A file of fla-core, loaded by path: the package itself would import Triton."""
+    spec = importlib.util.find_spec("fla")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("fla-core is not installed")
+    file = Path(spec.submodule_search_locations[0]) / path
+    loaded = importlib.util.spec_from_file_location(path.replace("/", "_").removesuffix(".py"), file)
+    module = importlib.util.module_from_spec(loaded)
+    loaded.loader.exec_module(module)
+    return module
+
+
+Q, K, V = (draw(2, 3, 40, 8, seed=s) for s in range(3))
+FADE = -draw(2, 3, 40, seed=3).abs()
+
+
+@pytest.mark.parametrize("mean", [0.0, 0.02, 0.2, 2.0, 50.0])
+@pytest.mark.parametrize("name", ["fox", "norm_decay", "taylor2_decay", "clamp_decay"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_longer_than_any_block(name, mean, dtype):
+    from . import problems  # registers the mechanisms of the tests
+
+    assert problems.NAMES
+    q, k, v = (draw(1, 2, 600, 8, seed=s, dtype=dtype).requires_grad_() for s in range(3))
+    g = torch.Generator().manual_seed(9)
+    fade = (-torch.rand(1, 2, 600, generator=g, dtype=torch.float64) * 2 * mean).to(dtype).requires_grad_()
+
+    def run(arguments, form):
+        out = sr.attention(*arguments[:3], name, log_decay=arguments[3], form=form)
+        weigh = torch.linspace(1, 2, out.numel(), dtype=torch.float64).reshape(out.shape).to(out.dtype)
+        return out, *torch.autograd.grad((out * weigh).sum(), arguments)
+
+    exact = run([x.detach().double().requires_grad_() for x in (q, k, v, fade)], "reference")
+    for form in ("parallel", "chunked") if name == "taylor2_decay" else ("parallel",):
+        for have, want in zip(run([q, k, v, fade], form), exact, strict=True):
+            tolerance = (1e-9 if dtype == torch.float64 else 2e-5) * max(want.abs().max().item(), 1e-3)
+            torch.testing.assert_close(have.double(), want, rtol=0, atol=tolerance)
+
+
+def test_no_decay_is_no_decay():
+    zero = torch.zeros(2, 3, 40, dtype=torch.float64)
+    torch.testing.assert_close(sr.attention(Q, K, V, "fox", log_decay=zero), sr.attention(Q, K, V, "softmax"))
+    torch.testing.assert_close(sr.attention(Q, K, V, "taylor2_decay", log_decay=zero), sr.attention(Q, K, V, "taylor2"))
+    channels = torch.zeros(2, 3, 40, 8, dtype=torch.float64)
+    torch.testing.assert_close(sr.attention(Q, K, V, "wall", log_decay=channels), sr.attention(Q, K, V, "softmax"))
+
+
+@pytest.mark.parametrize("name", ["fox", "taylor2_decay", "mamba2_squared"])
+def test_forgetting_everything_is_the_last_token(name):
+    all_ = torch.full((2, 3, 40), -torch.inf, dtype=torch.float64)
+    torch.testing.assert_close(sr.attention(Q, K, V, name, log_decay=all_), V)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_token_decay_of_a_power_is_channel_decay(n):
+    token = sr.Mechanism(sr.Power(n), sr.Unnormalised(), decay="token")
+    channel = sr.Mechanism(sr.Power(n), sr.Unnormalised(), decay="channel")
+    want = sr.attention(Q, K, V, token, log_decay=FADE)
+    spread = (FADE / n)[..., None].expand(2, 3, 40, 8).contiguous()
+    for form in ("reference", "parallel", "chunked", "recurrent"):
+        torch.testing.assert_close(sr.attention(Q, K, V, channel, log_decay=spread, form=form), want)
+
+
+def test_orders_climb_from_mamba2_to_fox():
+    small = Q * 0.5
+    fox = sr.attention(small, K, V, "fox", log_decay=FADE)
+    errors = [(sr.attention(small, K, V, f"taylor{n}_decay", log_decay=FADE) - fox).abs().max() for n in (2, 4, 8, 16)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 1e-6
+    first = sr.attention(
+        Q, K, V, sr.Mechanism(sr.Power(1), sr.Unnormalised(), decay="token"), log_decay=FADE, scale=1.0
+    )
+    torch.testing.assert_close(first, sr.attention(Q, K, V, "mamba2", log_decay=FADE))
+
+
+def test_a_window_is_a_mask():
+    seen = torch.ones(40, 40, dtype=torch.bool).tril() & ~torch.ones(40, 40, dtype=torch.bool).tril(-7)
+    want = torch.nn.functional.scaled_dot_product_attention(Q, K, V, attn_mask=seen)
+    torch.testing.assert_close(sr.attention(Q, K, V, "softmax", window=7), want)
+
+
+def test_near_with_a_wide_window_is_exp():
+    m = sr.Mechanism(sr.Near(sr.Exp(), sr.Taylor(2), window=40), sr.Sum())
+    want = sr.attention(Q, K, V, "softmax")
+    for form in ("reference", "parallel", "chunked", "recurrent"):
+        torch.testing.assert_close(sr.attention(Q, K, V, m, form=form), want)
+
+
+def test_fox_is_the_forgetting_transformer():
+    module = naive("ops/forgetting_attn/naive.py")
+    want = module.naive_forgetting_attn(*(x.transpose(1, 2).float() for x in (Q, K, V)), FADE.transpose(1, 2).float())
+    want = want[0] if isinstance(want, tuple) else want
+    torch.testing.assert_close(
+        sr.attention(Q, K, V, "fox", log_decay=FADE).float(), want.transpose(1, 2), atol=1e-5, rtol=1e-4
+    )
+
+
+def test_gla_is_gated_linear_attention():
+    module = naive("ops/gla/naive.py")
+    fade = -draw(2, 3, 40, 8, seed=4).abs() / 4
+    want, _ = module.naive_recurrent_gla(*(x.transpose(1, 2).float() for x in (Q, K, V, fade)))
+    m = sr.Mechanism(sr.Power(1), sr.Unnormalised(), decay="channel")
+    torch.testing.assert_close(
+        sr.attention(Q, K, V, m, log_decay=fade).float(), want.transpose(1, 2), atol=1e-5, rtol=1e-4
+    )
+
+
+def test_mamba2_is_transformers_own():
+    from transformers.models.mamba2 import modeling_mamba2 as theirs
+
+    if not hasattr(theirs, "mamba2_chunk_scan"):
+        pytest.skip("this version of transformers has no mamba2_chunk_scan")
+    B, T, H, P, N = 2, 64, 3, 8, 8
+    x, dt = draw(B, T, H, P, dtype=torch.float32), draw(B, T, H, seed=1, dtype=torch.float32).abs()
+    A, b, c = (
+        -draw(H, seed=2, dtype=torch.float32).abs(),
+        draw(B, T, H, N, seed=3, dtype=torch.float32),
+        draw(B, T, H, N, seed=4, dtype=torch.float32),
+    )
+    want = theirs.mamba2_chunk_scan(x, dt, A, b, c, chunk_size=16)
+    want = want[0] if isinstance(want, tuple) else want
+    heads = [y.transpose(1, 2) for y in (c, b, x * dt[..., None])]
+    out = sr.attention(*heads, "mamba2", log_decay=(A * dt).transpose(1, 2))
+    torch.testing.assert_close(out.transpose(1, 2), want, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("fox", {"log_decay": -FADE}, "log_decay must be at most 0"),
+        ("fox", {"log_decay": FADE[:, :, :5]}, "log_decay must have shape"),
+        ("fox", {"log_decay": FADE, "causal": False}, "looks back in time"),
+        ("softmax", {"window": 0}, "window must be a whole number"),
+        ("softmax", {"window": 3, "causal": False}, "looks back in time"),
+        ("taylor2", {"window": 3, "form": "chunked"}, "cannot be taken out"),
+        ("near2", {"window": 3}, "a window of its own"),
+        ("softmax", {"backend": "cuda"}, "backend must be one of"),
+        ("softmax", {"backend": "flex"}, "backend='flex' cannot compute this"),
+    ],
+)
+def test_one_sentence(name, options, words):
+    with pytest.raises(sr.MechanismError, match=words):
+        sr.attention(Q, K, V, name, **options)
+
+
+def test_a_state_of_another_decay_is_refused():
+    _, state = sr.attention(Q, K, V, "taylor2", return_state=True)
+    with pytest.raises(sr.MechanismError, match="The state belongs to"):
+        sr.attention(Q, K, V, "taylor2_decay", log_decay=FADE, state=state)
