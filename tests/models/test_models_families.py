@@ -126,6 +126,16 @@ def test_caps_and_sinks_need_the_right_mechanism(ids):
         sr.patch(build("gpt_oss"), "norm")(ids)
 
 
+@pytest.mark.parametrize("family", ["granite", "gemma2", "ministral"])
+def test_weights_are_the_models_own(family, ids):
+    """With its scale, its cap and its window."""
+    model, own = build(family), build(family)
+    own.set_attn_implementation("eager")
+    sr.patch(model, "softmax")
+    for a, b in zip(*(m(ids, output_attentions=True).attentions for m in (model, own)), strict=True):
+        close(a, b)
+
+
 def test_windows_that_look_both_ways(ids):
     model = sr.patch(build("modernbert", local_attention=12), "norm")
     model(ids[:, :6])

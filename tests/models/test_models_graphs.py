@@ -35,7 +35,7 @@ def _forget_graphs():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("name", KINDS, ids=str)
+@pytest.mark.parametrize("name", [*KINDS, "gated_deltanet"], ids=str)
 def test_one_graph_for_a_generation(make, ids, left_padding, name):
     model = make(name)
     compile_config = CompileConfig(backend="eager", fullgraph=True, mode=None)
@@ -45,6 +45,16 @@ def test_one_graph_for_a_generation(make, ids, left_padding, name):
     static = {"cache_implementation": "static", "compile_config": compile_config}
     assert torch.equal(model.generate(ids, **options, **static), expected)
     assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_state_that_grows_is_not_compiled(make, ids):
+    """Decay under exp keeps keys: a static cache holds them, but nobody pretends that it is of constant size."""
+    model = make("fox")
+    assert not StaticCache(config=model.config, max_cache_len=20).is_compileable
+    assert StaticCache(config=make("mamba2").config, max_cache_len=20).is_compileable
+    options = {"max_new_tokens": 4, "do_sample": False}
+    expected = model.generate(ids, use_cache=False, **options)
+    assert torch.equal(model.generate(ids, cache_implementation="static", **options), expected)
 
 
 @pytest.mark.slow

@@ -70,7 +70,8 @@ def weights(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MechanismWarning)
         plain = replace(m, output_gate=None, norm=None, allow_signed=True)
-    options = {name: x for name, x in options.items() if name in plain.parameters}
+    kept = {*plain.parameters, "scale", "window", "center"}
+    options = {name: x for name, x in options.items() if name in kept}
     one = torch.eye(T, dtype=q.dtype, device=q.device).expand(*k.shape[:2], T, T)
     if not causal:
         return compute(

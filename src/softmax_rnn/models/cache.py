@@ -55,6 +55,7 @@ def layer_type(mechanism: Mechanism, conv: int = 0) -> str:
 
 
 KINDS: dict[str, type[State]] = {kind.__name__: kind for kind in (KVState, KroneckerState, NearState, LayerState)}
+NAMES = {name: [f.name for f in fields(kind) if f.name != "mechanism"] for name, kind in KINDS.items()}
 
 # (state so far, how many of its tokens to read or None for all) -> output, state after them
 Step = Callable[[LayerState | None, int | None], tuple[Tensor, LayerState]]
@@ -191,12 +192,12 @@ class StaticKroneckerLayer(KroneckerLayer):
     So a compiled step is one graph for every length: nothing in it is a number that changes.
     """
 
-    is_compileable = True
     is_croppable = False
     supports_early_init = True
 
     def __init__(self, kind: str, max_cache_len: int, **_: Any) -> None:
         super().__init__(kind)
+        self.is_compileable = MECHANISMS[kind].kernel.finite  # otherwise the state holds keys, and grows
         self.max_cache_len = max_cache_len
         self.cumulative_length: Any = torch.tensor(0)  # as in transformers' StaticLayer
         self.fresh = True  # nothing has been read yet, or since ``reset``
@@ -266,27 +267,21 @@ class StaticKroneckerLayer(KroneckerLayer):
 
 def to_parts(state: State, prefix: str = "") -> dict[str, Any]:
     """A state as plain data, states within states by dotted names."""
-    out: dict[str, Any] = {f"{prefix}type": type(state).__name__}
-    for f in fields(state):
-        value = getattr(state, f.name)
-        if isinstance(value, State):
-            out |= to_parts(value, f"{prefix}{f.name}.")
-        elif f.name != "mechanism":
-            out[prefix + f.name] = value
+    kind = type(state).__name__
+    out: dict[str, Any] = {f"{prefix}type": kind}
+    for name in NAMES[kind]:
+        value = getattr(state, name)
+        out |= to_parts(value, f"{prefix}{name}.") if isinstance(value, State) else {prefix + name: value}
     return out
 
 
 def from_parts(m: Mechanism, parts: dict[str, Any], prefix: str = "") -> Any:
     """The inverse of ``to_parts``."""
-    kind = KINDS[parts[f"{prefix}type"]]
-    values = {
-        f.name: from_parts(m, parts, f"{prefix}{f.name}.")
-        if f"{prefix}{f.name}.type" in parts
-        else parts[prefix + f.name]
-        for f in fields(kind)
-        if f.name != "mechanism"
-    }
-    return kind(m, **values)
+    kind, values = parts[f"{prefix}type"], {}
+    for name in NAMES[kind]:
+        inside = f"{prefix}{name}."
+        values[name] = from_parts(m, parts, inside) if f"{inside}type" in parts else parts[prefix + name]
+    return KINDS[kind](m, **values)
 
 
 def _tensors(state: State) -> dict[str, Tensor]:
