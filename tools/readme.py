@@ -182,6 +182,12 @@ def measurements() -> str:
 def headline() -> str:
     """The main claims of the paper and what became of them at the laptop scale, with the loss curves."""
     found = summary("cpu")
+    done = sum(run["status"] in ("done", "diverged") for run in found["runs"])
+    if 2 * done < len(found["runs"]):  # until the longer scale has something to say
+        where = "[docs/paper.md](docs/paper.md#verdicts)"
+        note = f"A scale four times as long is being run ({done} of {len(found['runs'])} runs are done): {where}."
+        old = summary("early")
+        return "\n".join([*verdict_head(old), *verdict_lines(old, MAIN_CLAIMS), "", note])
     words = ", ".join(f"{many} {verdict}" for verdict, many in found["counts"].items() if many)
     lines = [*verdict_head(found), *verdict_lines(found, MAIN_CLAIMS), ""]
     return "\n".join(
