@@ -8,7 +8,7 @@ import softmax_rnn as sr
 from .problems import Problem
 
 CASES = [("softmax", "parallel"), ("length", "parallel"), ("taylor2", "parallel"), ("taylor2", "chunked"), ("taylor2", "recurrent"),
-         ("softmax", "reference")]  # fmt: skip
+         ("softmax", "reference"), ("performer", "chunked")]  # fmt: skip
 
 
 @pytest.mark.slow

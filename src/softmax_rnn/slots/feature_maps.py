@@ -111,6 +111,17 @@ def _directions(d: int, m: int, seed: int) -> Tensor:
     return torch.cat(blocks)[:m]
 
 
+@torch.library.custom_op("softmax_rnn::directions", mutates_args=())  # a generator would break a compiled graph
+def directions(like: Tensor, m: int, seed: int) -> Tensor:
+    """The m directions for vectors (..., d), in their dtype and on their device."""
+    return _directions(like.shape[-1], m, seed).to(like)
+
+
+@directions.register_fake
+def _(like: Tensor, m: int, seed: int) -> Tensor:
+    return like.new_empty(m, like.shape[-1])
+
+
 @dataclass(frozen=True)
 class RandomFeatures(FeatureMap):
     """Features whose inner products estimate exp(q.k / sqrt(d)); the directions follow from the seed alone, so that streams agree.
@@ -149,9 +160,9 @@ class RandomFeatures(FeatureMap):
         """The features."""
         if self.kind == "positive":
             x = x * x.shape[-1] ** -0.25
-            w = _directions(x.shape[-1], self.dim, self.seed).to(x)
+            w = directions(x.detach(), self.dim, self.seed)
             return torch.exp(x @ w.T - x.square().sum(-1, keepdim=True) / 2) * self.dim**-0.5
-        w = _directions(x.shape[-1], self.dim // 2, self.seed).to(x)
+        w = directions(x.detach(), self.dim // 2, self.seed)
         angle = l2(x) @ w.T
         return torch.cat([angle.sin(), angle.cos()], -1) * (self.dim // 2) ** -0.5
 
