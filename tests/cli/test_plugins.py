@@ -19,7 +19,7 @@ register("plugged", Mechanism(Taylor(2), Sum(eps=1.0)))
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    from softmax_rnn.slots.presets import PRESETS
+    from softmax_rnn.slots.presets import REGISTERED as PRESETS
 
     (tmp_path / "my_module.py").write_text(MODULE)
     (tmp_path / "broken.py").write_text("1 / 0")

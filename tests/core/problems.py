@@ -7,9 +7,10 @@ import torch
 import softmax_rnn as sr
 from softmax_rnn.forms import FORMS
 from softmax_rnn.problem import Dims, Setting
+from softmax_rnn.slots.presets import PRESETS
 
 # Windows that end within the tests' short sequences, and what a denominator makes of decay.
-for _name, _mechanism in {
+OWN = {
     "near_4": sr.Mechanism(sr.Near(sr.Exp(), sr.Taylor(2), window=4), sr.Sum()),
     "near_1_norm": sr.Mechanism(sr.Near(sr.Exp(), sr.Taylor(2), window=1), sr.Unnormalised(), norm="l2"),
     "length_decay": sr.Mechanism(sr.Exp(), sr.Length(), decay="token"),
@@ -26,12 +27,13 @@ for _name, _mechanism in {
     "linear_exp": sr.Mechanism(sr.Linear("exp"), sr.Sum()),
     "linear_softmax": sr.Mechanism(sr.Linear("softmax"), sr.Sum()),
     "linear_relu2": sr.Mechanism(sr.Linear("relu2"), sr.Sum(eps=1e-6)),
-}.items():
+}
+for _name, _mechanism in OWN.items():
     sr.register(_name, _mechanism)
 
 # Every named preset, and members of each family (odd orders only where they are allowed).
 NAMES = [
-    *sr.mechanisms(), "taylor0", "taylor1_norm", "taylor2", "taylor3_norm", "taylor4", "elu0", "elu2", "elu3_norm",
+    *PRESETS, *OWN, "taylor0", "taylor1_norm", "taylor2", "taylor3_norm", "taylor4", "elu0", "elu2", "elu3_norm",
     "relu3", "relu2_norm", "cosine1", "cosine3", "cosine2_norm", "taylor2_decay", "taylor3_norm_decay", "elu2_decay",
     "taylor2_norm_delta", "taylor3_norm_decay_delta",
 ]  # fmt: skip

@@ -20,9 +20,9 @@ def my_sink(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
     sys.modules.pop("my_sink", None)
-    from softmax_rnn.slots.presets import PRESETS
+    from softmax_rnn.slots.presets import REGISTERED
 
-    PRESETS.pop("sunk", None)
+    REGISTERED.pop("sunk", None)
 
 
 def test_found_by_its_import_path(my_sink):

@@ -228,3 +228,30 @@ def test_the_size_guard_counts_what_is_needed_on_the_way():
     v = torch.zeros(1, 1, 1, 8)
     with pytest.raises(sr.MechanismError, match="order 7 would fit"):
         sr.attention(q, q, v, "taylor8", form="chunked")
+
+
+@settings(max_examples=60)
+@given(
+    name=st.sampled_from(NAMES),
+    dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]),
+    exponent=st.integers(-30, 30),
+    seed=st.integers(0, 99),
+)
+def test_any_call_gives_numbers_or_zeros(name, dtype, exponent, seed):
+    # Values of any size that the dtype can hold, rubbish under the mask: every form gives finite numbers and gradients.
+    top = {torch.float16: 2, torch.bfloat16: 30, torch.float32: 30, torch.float64: 30}[dtype]
+    size = 10.0 ** max(-top, min(top, exponent))
+    if sr.mechanism(name).norm is None and size > 1:
+        size = 1.0  # without a norm the output is as large as the values
+    keep = torch.rand(2, 13, generator=torch.Generator().manual_seed(seed)) > 0.3
+    args = Problem(dtype=dtype, seed=seed).arguments(name, leaves=False)
+    args["v"] = args["v"] * size
+    args["k"] = args["k"].masked_fill(~keep[:, None, :, None], torch.nan)
+    args["v"] = args["v"].masked_fill(~keep[:, None, :, None], torch.nan)
+    for form in ("reference", *forms(name)):
+        leaves = {n: x.clone().requires_grad_() for n, x in args.items()}
+        out = sr.attention(mechanism=name, form=form, key_padding_mask=keep, **leaves)
+        assert out.isfinite().all(), form
+        if dtype in (torch.float64, torch.float32):
+            grads = torch.autograd.grad(out.sum(), list(leaves.values()), allow_unused=True)
+            assert all(g.isfinite().all() for g in grads if g is not None), form

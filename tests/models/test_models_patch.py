@@ -30,6 +30,7 @@ from transformers import (
 )
 
 import softmax_rnn as sr
+from softmax_rnn.slots.presets import PRESETS
 
 BASE = {
     "vocab_size": 48, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -57,7 +58,7 @@ ENCODERS = {
     "xlm_roberta": (XLMRobertaModel, XLMRobertaConfig, ENCODER),
     "electra": (ElectraModel, ElectraConfig, {**ENCODER, "embedding_size": 32}),
 }
-PLAIN = [name for name, m in sr.mechanisms().items() if not m.parameters] + [
+PLAIN = [name for name, m in PRESETS.items() if not m.parameters] + [
     "taylor2",
     "taylor3_norm",
     "elu2",

@@ -7,7 +7,7 @@ import softmax_rnn as sr
 from softmax_rnn import SoftmaxRnnConfig, SoftmaxRnnForCausalLM
 from softmax_rnn.models import cache_bytes
 from softmax_rnn.nn import Attention
-from softmax_rnn.slots.presets import _field
+from softmax_rnn.slots.presets import PRESETS, _field
 
 NAMES = [*_field(), "taylor2_decay", "taylor2_norm_decay"]
 SIZES = {
@@ -86,7 +86,7 @@ def test_a_plain_cache_is_refused_where_it_would_forget():
         model(ids, past_key_values=DynamicCache())
 
 
-@pytest.mark.parametrize("name", [*sr.mechanisms(), "taylor2_decay"])
+@pytest.mark.parametrize("name", [*PRESETS, "taylor2_decay"])
 def test_the_module_streams_as_it_reads(name):
     torch.manual_seed(0)
     layer = Attention(16, 4, name, kv_heads=2, conv=3, rope=100.0).double()

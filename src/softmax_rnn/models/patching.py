@@ -25,8 +25,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from ..checks import check_center
 from ..errors import MechanismError, MechanismWarning
-from ..problem import Dims, check_center
+from ..problem import Dims
 from ..slots.denominators import Sum
 from ..slots.kernels import Exp, Near
 from ..slots.mechanism import Mechanism

@@ -90,6 +90,7 @@ with warnings.catch_warnings():
     # Some of the paper's variants contain a gate that cancels: that is what they are for.
     warnings.simplefilter("ignore", MechanismWarning)
     PRESETS = _presets() | _field()
+REGISTERED: dict[str, Mechanism] = {}  # by users, with ``register``
 
 # taylor{N}, elu{N}, relu{N}, cosine{N}: the series to order N over its sum; with _norm, under an l2 norm; with _decay, token decay;
 # with _delta (which a norm must come before), the delta rule.
@@ -145,8 +146,8 @@ def mechanism(name: str | Mechanism) -> Mechanism:
     if name == "softmax_taylor_80terms":  # order 79 is odd, but its root lies near -22, beyond any score it is used for
         return Mechanism(Taylor(79), Sum(), allow_signed=True)
     name = AUTHORS.get(name, name)
-    if name in PRESETS:
-        return PRESETS[name]
+    if name in PRESETS or name in REGISTERED:
+        return PRESETS[name] if name in PRESETS else REGISTERED[name]
     family = _FAMILY.fullmatch(name)
     if family:
         kernel = FAMILIES[family[1]](int(family[2]))
@@ -166,20 +167,20 @@ def register(name: str, value: Mechanism) -> Mechanism:
         raise MechanismError(f"A mechanism's name is lower-case letters, digits and _, got {name!r}.")
     if not isinstance(value, Mechanism):
         raise MechanismError(f"register takes a Mechanism, got {type(value).__name__}.")
-    if PRESETS.get(name, value) != value or (name not in PRESETS and _FAMILY.fullmatch(name)):
+    if mechanisms().get(name, value) != value or (name not in mechanisms() and _FAMILY.fullmatch(name)):
         raise MechanismError(f"The name {name!r} is taken by '{mechanism(name)}'.")
-    PRESETS[name] = value
+    REGISTERED[name] = value
     return value
 
 
 def mechanisms() -> dict[str, Mechanism]:
     """Every preset by name; the families ``taylor{N}``, ``elu{N}``, ``relu{N}``, ``cosine{N}`` are not enumerated."""
-    return dict(PRESETS)
+    return PRESETS | REGISTERED
 
 
 def _unknown(name: str) -> str:
     examples = [f"{f}{n}{suffix}" for f in FAMILIES for n in (2, 4, 10) for suffix in ("", "_norm")]
-    near = difflib.get_close_matches(name, [*PRESETS, *examples, *AUTHORS], n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name, [*mechanisms(), *examples, *AUTHORS], n=3, cutoff=0.5)
     hint = (
         f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(PRESETS)} and taylor{{N}}, elu{{N}}, ..."
     )
