@@ -1,6 +1,7 @@
 """docs/extending.md: a slot of one's own, in one file, everywhere: attention, the layer, save and load, YAML and the command line."""
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -54,13 +55,24 @@ def test_in_a_model(my_sink, tmp_path):
 
 
 @pytest.mark.slow
-def test_from_the_command_line(my_sink, capsys, monkeypatch):
-    from softmax_rnn.cli import main
-
-    monkeypatch.chdir(my_sink)
-    Path("run.yaml").write_text(
+def test_from_the_command_line(my_sink):
+    (my_sink / "run.yaml").write_text(
         "plugins: [my_sink]\nmodel:\n  mechanism: {kernel: {type: Exp}, denominator: {type: my_sink.Sunk}}\n"
     )
-    options = ["--preset", "tiny", "--train.steps", "2"]
-    assert main(["train", *options, "--config", "run.yaml", "--run.folder", "one"]) == 0, capsys.readouterr().err
-    assert main(["train", *options, "--plugins", "my_sink", "--model.mechanism", "sunk", "--run.folder", "two"]) == 0
+    by_name = ["--plugins", "my_sink", "--model.mechanism", "sunk"]
+    for folder, options in (("one", ["--config", "run.yaml"]), ("two", by_name)):
+        command = [
+            sys.executable,
+            "-m",
+            "softmax_rnn",
+            "train",
+            "--preset",
+            "tiny",
+            "--train.steps",
+            "2",
+            "--run.folder",
+            folder,
+            *options,
+        ]
+        done = subprocess.run(command, cwd=my_sink, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr

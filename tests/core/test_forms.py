@@ -48,7 +48,11 @@ def test_form_equals_reference(name, problem):
     expected = outputs_and_gradients(name, problem, "reference")
     for form in forms(name, problem.options["causal"]):
         chunk = {"chunk_size": 1 + problem.seed % 9} if form == "chunked" else {}
-        assert_same(outputs_and_gradients(name, problem, form, **chunk), expected, TOLERANCE[torch.float64])
+        # A power of the score is nearly 0 where the score is, and so is its sum with few keys: it divides what rounding left of differences.
+        m = sr.mechanism(name)
+        singular = isinstance(m.kernel, sr.Power) and m.denominator.needs_sum
+        found = outputs_and_gradients(name, problem, form, **chunk)
+        assert_same(found, expected, TOLERANCE[torch.float64], common_scale=singular)
 
 
 @pytest.mark.parametrize(

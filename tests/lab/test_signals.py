@@ -16,6 +16,14 @@ Train = Callable[..., Child]
 
 
 def test_the_first_asks_and_schedulers_may_repeat_themselves() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    try:
+        _ask_repeatedly()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _ask_repeatedly() -> None:
     with StopSignals() as stop:
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR2):
             os.kill(os.getpid(), number)
