@@ -108,11 +108,13 @@ def outputs_and_gradients(name, problem, form, **options):
     return found
 
 
-def assert_same(found, expected, tolerance, common_scale=False):
+def assert_same(found, expected, tolerance, common_scale=False, dense=None):
     """Every tensor within ``tolerance`` of the largest entry of the expected one.
 
     ``common_scale``: of the largest entry of all. Gradients are differences of terms of that size, and where they cancel (with a
     single key dq is exactly 0) nothing smaller can be asked of float32.
+    ``dense``: what the dense computation gives in the same dtype. Where that is further off (a norm of a numerator that nearly cancels has no
+    digits left in any form), twice its error is allowed, as for half precision.
     """
     assert found.keys() == expected.keys()
     sizes = {n: x.abs().max().item() if x.numel() else 0.0 for n, x in expected.items()}
@@ -123,4 +125,5 @@ def assert_same(found, expected, tolerance, common_scale=False):
             continue
         size = max(max(sizes.values()) if common_scale else sizes[name], 1e-3)
         error = (have - want).abs().max().item() / size
-        assert error <= tolerance, f"{name}: relative error {error:.2e}"
+        allowed = tolerance if dense is None else max(tolerance, 2 * (dense[name] - want).abs().max().item() / size)
+        assert error <= allowed, f"{name}: relative error {error:.2e}"

@@ -237,14 +237,14 @@ def _decayed_count(p: Problem, before: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _both_ways(call: MomentsCall, clock: Tensor) -> Tensor:
-    """Bidirectional with documents: what came before in the document, plus what comes after, less what was counted twice."""
+    """Bidirectional with documents: the keys up to a query in its document, and those after it, one step late in the other direction."""
     q, k, v, c = call.q, call.k, call.v, call.coefficients
     ahead, _ = scan(q, k, v, call.moments, c, call.chunk_size, (clock, clock))
     back = clock[:, -1:] - clock.flip(1)
-    behind, _ = scan(q.flip(2), k.flip(1), v.flip(1), call.moments, c, call.chunk_size, (back, back))
-    own = (q * k[:, None]).sum(-1, keepdim=True)
-    weight = sum(x * own**n for n, x in enumerate(c))
-    return ahead + behind.flip(2) - weight * v[:, None]
+    late_k, late_v = (F.pad(x.flip(1)[:, :-1], (0, 0, 1, 0)) for x in (k, v))
+    late = F.pad(back[:, :-1], (1, 0))
+    behind, _ = scan(q.flip(2), late_k, late_v, call.moments, c, call.chunk_size, (back, late))
+    return ahead + behind.flip(2)
 
 
 def _far_documents(kv: KVState, past: NearState | None, leaving: int) -> tuple[Tensor | None, Tensor | None]:
