@@ -95,12 +95,15 @@ def forms(name, causal=True, **setting):
     return [f for f in ("parallel", "chunked", "recurrent") if FORMS[f].refuses(s) is None]
 
 
-def outputs_and_gradients(name, problem, form, **options):
-    """The output and the gradient of a fixed random functional of it with respect to every floating argument."""
+def outputs_and_gradients(name, problem, form, rounded=None, **options):
+    """The output and the gradient of a fixed random functional of it with respect to every floating argument.
+
+    ``rounded``: a dtype that the functional is rounded to, so that different dtypes are asked the same question.
+    """
     args = problem.arguments(name)
     out = sr.attention(mechanism=name, form=form, **args, **problem.options, **options)
-    # Rounded so that it is the same functional in every dtype: what is compared is the computation, not the question.
-    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(torch.bfloat16).to(out.dtype)
+    direction = torch.randn(out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    direction = direction.to(rounded or out.dtype).to(out.dtype)
     grads = torch.autograd.grad((out * direction).sum(), list(args.values()), allow_unused=True)
     found = {"out": out.detach()}
     for (arg, x), g in zip(args.items(), grads, strict=True):
@@ -108,13 +111,11 @@ def outputs_and_gradients(name, problem, form, **options):
     return found
 
 
-def assert_same(found, expected, tolerance, common_scale=False, dense=None):
+def assert_same(found, expected, tolerance, common_scale=False):
     """Every tensor within ``tolerance`` of the largest entry of the expected one.
 
     ``common_scale``: of the largest entry of all. Gradients are differences of terms of that size, and where they cancel (with a
     single key dq is exactly 0) nothing smaller can be asked of float32.
-    ``dense``: what the dense computation gives in the same dtype. Where that is further off (a norm of a numerator that nearly cancels has no
-    digits left in any form), twice its error is allowed, as for half precision.
     """
     assert found.keys() == expected.keys()
     sizes = {n: x.abs().max().item() if x.numel() else 0.0 for n, x in expected.items()}
@@ -125,5 +126,4 @@ def assert_same(found, expected, tolerance, common_scale=False, dense=None):
             continue
         size = max(max(sizes.values()) if common_scale else sizes[name], 1e-3)
         error = (have - want).abs().max().item() / size
-        allowed = tolerance if dense is None else max(tolerance, 2 * (dense[name] - want).abs().max().item() / size)
-        assert error <= allowed, f"{name}: relative error {error:.2e}"
+        assert error <= tolerance, f"{name}: relative error {error:.2e}"

@@ -22,7 +22,7 @@ def test_half_precision(name, dtype):
     exact_problem.arguments = lambda m, leaves=True: {
         n: x.detach().double().requires_grad_() for n, x in problem.arguments(m, leaves=False).items()
     }
-    exact = outputs_and_gradients(name, exact_problem, "reference")
+    exact = outputs_and_gradients(name, exact_problem, "reference", rounded=dtype)
     dense = outputs_and_gradients(name, problem, "reference")
     for form in forms(name):
         found = outputs_and_gradients(name, problem, form)
