@@ -19,3 +19,15 @@ settings.load_profile("fixed")
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _nobody_elses_mechanisms(monkeypatch):
+    """Names and plugins that a test registers end with it."""
+    from softmax_rnn.slots.presets import REGISTERED
+
+    monkeypatch.setenv("SOFTMAX_RNN_PLUGINS", "")
+    before = dict(REGISTERED)
+    yield
+    REGISTERED.clear()
+    REGISTERED.update(before)

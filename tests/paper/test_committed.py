@@ -56,10 +56,10 @@ def test_the_docs_show_these_verdicts(committed: Report) -> None:
 
 def test_the_readme_shows_the_main_verdicts() -> None:
     lines = table("README.md", "verdicts")
-    whole = {line[1]: line for line in table("docs/paper.md", "verdicts")}
+    # Those of the longer scale, or while less than half of its runs are done, those of the first edition.
+    tables = [{line[1]: line for line in table("docs/paper.md", name)} for name in ("verdicts", "early")]
     assert len(lines) >= 5
-    assert all(whole[line[1]] == line for line in lines)
-    assert "results/cpu/figures/fig2.svg" in (ROOT / "README.md").read_text()
+    assert any(all(whole.get(line[1]) == line for line in lines) for whole in tables)
 
 
 def test_what_is_committed_has_ended(committed: Report) -> None:
@@ -67,7 +67,7 @@ def test_what_is_committed_has_ended(committed: Report) -> None:
     assert {run.status for run in committed.runs} <= {*ENDED, "missing"}
     done = sum(run.status in ENDED for run in committed.runs)
     assert done == len(committed.runs) or committed.scale == "cpu"
-    said = f"{done} of {len(committed.runs)} runs are done so far" in (ROOT / "README.md").read_text()
+    said = f"{done} of {len(committed.runs)} runs are done" in (ROOT / "README.md").read_text()
     assert said == (committed.scale == "cpu" and done < len(committed.runs))
 
 

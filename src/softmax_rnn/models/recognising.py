@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from ..errors import MechanismError
 
 TOKENS = 6  # of the small forward pass
-_TRIED: set[tuple[type, str]] = set()
+_TRIED: set[tuple[type, str, frozenset[type]]] = set()
 _CALLS: dict[type, bool] = {}
 
 
@@ -51,9 +51,9 @@ def try_once(
 ) -> None:
     """The small forward passes, own and ours; ``ours`` swaps softmax in, and counts the calls by the module's id.
 
-    Once for each class and configuration; raises ``MechanismError`` with the reason.
+    Once for each class, configuration and kinds of layers; raises ``MechanismError`` with the reason.
     """
-    key = (type(model), model.config.to_json_string())
+    key = (type(model), model.config.to_json_string(), frozenset(type(m) for m in modules))
     if key in _TRIED:
         return
     family = model.config.model_type
