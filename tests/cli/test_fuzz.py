@@ -11,6 +11,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,8 +120,12 @@ def test_train(place: Path, drawn: list[tuple[str, str]]) -> None:
     ends_well(*TRAIN, *(f"--{name}={value}" for name, value in drawn))
 
 
-def test_train_really_trains(place: Path) -> None:
-    assert ends_well(*TRAIN) == 0
+def test_train_really_trains(tmp_path: Path) -> None:
+    """The command that the draws change is right by itself: in a process and a folder of its own, whatever they left behind."""
+    (tmp_path / "text.txt").write_text("".join(f"{i} words and {i * i} more of them.\n" for i in range(2000)))
+    command = [sys.executable, "-m", "softmax_rnn", *TRAIN, "--data.source", "text.txt"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def write_yaml(file: Path, value: Any) -> None:
