@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from softmax_rnn.paper.headline import finals, main_curves
 from softmax_rnn.paper.summary import summarise
 from softmax_rnn.report.data import Report, plain
-from softmax_rnn.report.drawing import digest
+from softmax_rnn.report.drawing import digest, finals, main_curves
 from softmax_rnn.report.site import write_site
 from tests.report.browser import Browser, browser
 

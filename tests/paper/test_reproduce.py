@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from softmax_rnn import cli
-from softmax_rnn.paper.experiments import FIRST as MECHANISMS
+from softmax_rnn.paper.figures import FIRST as MECHANISMS
 from softmax_rnn.paper.scales import SCALES, Cell
 
 from . import driver

@@ -12,8 +12,7 @@ import pytest
 from softmax_rnn.errors import UserError
 from softmax_rnn.report.data import ClaimView, JudgedTest, Report, RunView
 from softmax_rnn.report.site import embedded, write_site
-from softmax_rnn.report.style import page
-from softmax_rnn.report.verdicts import glyph, measured, region_words
+from softmax_rnn.report.style import glyph, measured, page, region_words
 from tests.report.example import NASTY, example
 
 VOID = {"meta", "link", "img", "input", "br"}

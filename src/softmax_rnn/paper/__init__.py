@@ -1,1 +1,1 @@
-"""The paper, executable: one module per figure, with its runs and its claims; verdicts are computed from what was run."""
+"""The paper, executable: every figure with its runs and its claims; verdicts are computed from what was run."""

@@ -105,6 +105,19 @@ class Claim:
         return list(dict.fromkeys(c for test in self.tests for seed in seeds for c in test.cells(scale, seed)))
 
 
+Saying = tuple[str, tuple[Test, ...]]
+
+
+def says(sentence: str, *tests: Test) -> Saying:
+    """What a claim says, and the tests that decide it."""
+    return sentence, tests
+
+
+def claims(section: str, *, ours: bool = False, **sayings: Saying) -> tuple[Claim, ...]:
+    """The claims of a section by their names."""
+    return tuple(Claim(name, section, sentence, tests, ours) for name, (sentence, tests) in sayings.items())
+
+
 @dataclass(frozen=True)
 class Judgement:
     """A test after the runs."""

@@ -1,49 +1,46 @@
-"""What a figure is: panels of loss curves, and the claims that rest on them."""
+"""Every figure: the runs that it shows, and the claims that rest on it.
+
+Figure 2 (section 4.1): softmax, and its denominator replaced by a vector norm or by a gate, on three corpora.
+Figure 3 (4.2): the same with a larger model, and with sequences four times as long.
+Figure 4 (4.3): linear attention with elu + 1, ReLU and cosine features.
+Figure 5 (4.4): the series cut at order n, for the exponential and for three linear attentions (App. F).
+Figure 6 (4.5): ablations of the denominator, of the gate and of the norm.
+Figures 8 and 9 (App. G) are figures 2 and 6 drawn large; ``quick`` is a first look at 2, 4 and 5.
+
+Two figures are our own, on questions that the paper leaves open at a small size.
+
+``stability``: loss spikes hardly occur in small models, so stability is measured by the sensitivity to the learning rate (Wortsman
+et al. 2023): the final loss against learning rates from 1e-3 to 1e-1, with the paper's settings, without clipping gradients, and
+without clamping scores.
+
+``norms``: why are models with RMS and layer norm behind those with an L2 norm? Their outputs start √d times as large (d is the width of
+a head), so the attention branch may drown the residual. If that is the reason, RMS and layer norm whose weight starts at 1/√d
+catch up, and an L2 norm times √d falls behind, whether scores are clamped or not.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from .claims import Claim
-from .scales import BASE, Cell, Scale, Setting
-
-# One colour and label for a mechanism wherever it appears.
-LOOK = {
-    "softmax": ("softmax", "#1b1b1b"),
-    "norm": ("norm (L2)", "#d1495b"),
-    "gate": ("gate", "#2a78c2"),
-    "linear_elu": ("linear, elu + 1", "#2e8b57"),
-    "linear_relu": ("linear, ReLU", "#c8860d"),
-    "linear_cosine": ("linear, cosine", "#8a4fbf"),
-    "undivided": ("no denominator", "#8c8c8c"),
-    "length": ("÷ length", "#2e8b57"),
-    "clamp_sum": ("sum, at least 1", "#5d7f9e"),
-    "detach_sum": ("sum, detached", "#c8860d"),
-    "detach_sum_gate": ("sum, detached, with gate", "#8a4fbf"),
-    "in_gate": ("input gate ÷ length", "#c8860d"),
-    "in_out_gate": ("both gates ÷ length", "#8a4fbf"),
-    "gate_nolength": ("gate, not ÷ length", "#2e8b57"),
-    "relu_gate": ("ReLU kernel, gate ÷ length", "#8c8c8c"),
-    "rms": ("RMS norm", "#8a4fbf"),
-    "layer": ("layer norm", "#c8860d"),
-    "norm_length": ("L2 norm ÷ length", "#e39aa4"),
-    "rms_length": ("RMS norm ÷ length", "#c3a3e0"),
-    "layer_length": ("layer norm ÷ length", "#e3bf7a"),
-    "relu_norm": ("ReLU kernel, L2 norm", "#8c8c8c"),
-    "norm_clamp": ("L2 norm, clamped", "#d1495b"),
-    "norm_large": ("L2 norm × √d", "#2a78c2"),
-    "norm_large_clamp": ("L2 norm × √d, clamped", "#2a78c2"),
-    "rms_small": ("RMS norm, weight 1/√d", "#1b9e9e"),
-    "layer_small": ("layer norm, weight 1/√d", "#2e8b57"),
-    "rms_free": ("RMS norm, no clamp", "#8a4fbf"),
-    "layer_free": ("layer norm, no clamp", "#c8860d"),
-    "rms_small_free": ("RMS norm, weight 1/√d, no clamp", "#1b9e9e"),
-    "layer_small_free": ("layer norm, weight 1/√d, no clamp", "#2e8b57"),
-    "gate_free": ("gate, no clamp", "#1b9e9e"),
-    "length_free": ("÷ length, no clamp", "#2e8b57"),
-}
-ORDERS = {0: "#c6dbef", 1: "#9ecae1", 2: "#6baed6", 4: "#3182bd", 10: "#08519c"}  # the darker, the more orders
+from ..errors import UserError
+from .claims import (
+    Claim,
+    Test,
+    as_stable,
+    claims,
+    gap_does_not_grow,
+    less_stable,
+    matches,
+    more_spikes,
+    more_spikes_over_rates,
+    no_more_spikes,
+    not_better,
+    says,
+    worse,
+)
+from .scales import BASE, GRID, LARGE, LONG, UNCLIPPED, Cell, Scale, Setting
 
 
 @dataclass(frozen=True)
@@ -90,23 +87,340 @@ class Figure:
         return sorted(dict.fromkeys(found), key=lambda cell: cell.seed)  # stable: in the order of the panels
 
 
-def label(mechanism: str) -> str:
-    """What a mechanism is called on figures."""
-    if mechanism in LOOK:
-        return LOOK[mechanism][0]
-    name, _, norm = mechanism.partition("_")
-    order = name.lstrip("abcdefghijklmnopqrstuvwxyz")
-    return f"order {order}, {'L2 norm' if norm else 'sum'}" if order else mechanism
+MAIN = ("softmax", "norm", "gate")
+LINEAR = ("linear_elu", "linear_relu", "linear_cosine")
+
+NORM_MATCHES, NORM_STABLE, GATE_WORSE, GATE_SPIKES = claims(
+    "4.1",
+    norm_matches_softmax=says(
+        "With a vector norm in place of the denominator the loss is as low as with softmax (mean over the corpora).",
+        matches("norm", "softmax", where="all"),
+    ),
+    norm_is_stable=says(
+        "With a vector norm training is stable: no more loss spikes than with softmax.",
+        no_more_spikes("norm", "softmax", where="all"),
+    ),
+    gate_slightly_worse=says(
+        "With a gate in place of the denominator the loss is slightly worse: above that of softmax, below that of linear attention.",
+        worse("gate", "softmax", where="all", by=0.0),
+        worse("linear_elu", "gate", by=0.0),
+    ),
+    gate_has_spikes=says("With a gate, training has loss spikes.", more_spikes("gate", "softmax", where="all")),
+)
+
+FIG2 = Figure(
+    "fig2",
+    "2",
+    "4.1",
+    "Is the denominator a norm or a gate?",
+    "Softmax, and its denominator replaced by an L2 norm of the output or by a learned output gate (divided by the length).",
+    lambda scale: tuple(Panel(name, corpus, MAIN) for corpus, name in scale.corpora.items()),
+    (NORM_MATCHES, NORM_STABLE, GATE_WORSE, GATE_SPIKES),
+)
+
+FIG3 = Figure(
+    "fig3",
+    "3",
+    "4.2",
+    "Does it stay so when the model or the sequence grows?",
+    "The same mechanisms in a wider model (on the laptop twice as wide, with four times the parameters without embeddings), "
+    "and on rows four times as long.",
+    lambda scale: (
+        Panel("base", scale.main, MAIN),
+        Panel("larger model", scale.main, MAIN, (LARGE,)),
+        Panel("rows four times as long", scale.main, MAIN, (LONG,)),
+    ),
+    claims(
+        "4.2",
+        ranking_kept_larger=says(
+            "In a larger model the norm still matches softmax, and the gate is behind the norm.",
+            matches("norm", "softmax", LARGE),
+            worse("gate", "norm", LARGE, by=0.0),
+        ),
+        ranking_kept_longer=says(
+            "On longer sequences the norm still matches softmax, and the gate is behind the norm.",
+            matches("norm", "softmax", LONG),
+            worse("gate", "norm", LONG, by=0.0),
+        ),
+        norm_scales_as_softmax=says(
+            "The norm scales as softmax does: it does not fall behind softmax when the model or the sequence grows.",
+            *(gap_does_not_grow("norm", "softmax", size) for size in (LARGE, LONG)),
+        ),
+        norm_more_stable_when_scaled=says(
+            "In a larger model and on longer sequences the norm has fewer loss spikes than the gate.",
+            *(more_spikes("gate", "norm", size) for size in (LARGE, LONG)),
+        ),
+    ),
+)
 
 
-def color(mechanism: str) -> str:
-    """The line's colour."""
-    if mechanism in LOOK:
-        return LOOK[mechanism][1]
-    order = mechanism.partition("_")[0].lstrip("abcdefghijklmnopqrstuvwxyz")
-    return ORDERS.get(int(order or 0), "#6baed6")
+def _each_worse(than: str) -> tuple[Test, ...]:
+    return tuple(worse(name, than) for name in LINEAR)
 
 
-def dash(mechanism: str) -> str:
-    """Dashed where the denominator is a sum and a norm's line is in the same panel."""
-    return "dash" if mechanism not in LOOK and not mechanism.endswith("_norm") else "solid"
+FIG4 = Figure(
+    "fig4",
+    "4",
+    "4.3",
+    "How far behind is linear attention?",
+    "Linear attention is the first-order term alone, with a feature map on queries and keys.",
+    lambda scale: (Panel(scale.corpora[scale.main], scale.main, MAIN + LINEAR),),
+    claims(
+        "4.3",
+        linear_clearly_worse=says("Every linear attention is clearly worse than softmax.", *_each_worse("softmax")),
+        linear_worse_than_norm=says(
+            "Every linear attention is clearly worse than softmax with a norm in place of the denominator.",
+            *_each_worse("norm"),
+        ),
+        linear_worse_than_gate=says(
+            "Every linear attention is clearly worse than softmax with a gate in place of the denominator.",
+            *_each_worse("gate"),
+        ),
+    ),
+)
+
+# Every order is trained with an L2 norm in place of the denominator, which any order may have. Even orders, whose weights are
+# positive everywhere, are trained with the sum as well; that is the one that becomes softmax.
+FAMILIES = {"taylor": "softmax", "elu": "elu + 1", "relu": "ReLU", "cosine": "cosine"}
+NORMED = {"taylor": (0, 1, 2, 4, 10), "elu": (1, 2, 10), "relu": (1, 2, 10), "cosine": (1, 2, 10)}
+SUMMED = {"taylor": (2, 10), "elu": (10,), "relu": (10,), "cosine": (10,)}
+
+
+def _orders(scale: Scale) -> tuple[Panel, ...]:
+    """One panel for each family, with the two full mechanisms to compare with."""
+    panels = []
+    for family, name in FAMILIES.items():
+        normed = [f"{family}{n}_norm" for n in NORMED[family]]
+        summed = [f"{family}{n}" for n in SUMMED[family]]
+        panels.append(Panel(f"{name}, orders 0 to n", scale.main, ("softmax", "norm", *normed, *summed)))
+    return tuple(panels)
+
+
+FIG5 = Figure(
+    "fig5",
+    "5",
+    "4.4",
+    "What does each order of the series add?",
+    "Models trained with the series cut at order n. Solid: an L2 norm in place of the denominator, which any order may have. "
+    "Dashed: the sum, for even orders, whose weights are positive everywhere.",
+    _orders,
+    claims(
+        "4.4",
+        more_orders_help=says(
+            "The more orders of the series of softmax, the lower the loss.",
+            *(worse(f"taylor{a}_norm", f"taylor{b}_norm", by=0.0) for a, b in pairwise(NORMED["taylor"])),
+        ),
+        order_10_matches_softmax=says(
+            "With ten orders of the series the loss is as low as with softmax itself.",
+            matches("taylor10", "softmax"),
+            matches("taylor10_norm", "norm"),
+        ),
+        linear_improves_with_orders=says(
+            "Linear attention with elu or ReLU features improves when orders are added.",
+            *(worse(f"{family}1_norm", f"{family}10_norm", by=0.0) for family in ("elu", "relu")),
+        ),
+        linear_never_reaches_softmax=says(
+            "With ten orders linear attention is still behind softmax.",
+            *(worse(f"{family}10_norm", "norm") for family in ("elu", "relu", "cosine")),
+            *(worse(f"{family}10", "softmax") for family in ("elu", "relu", "cosine")),
+        ),
+        cosine_gains_nothing=says(
+            "Cosine attention gains nothing from further orders.", not_better("cosine10_norm", "cosine1_norm")
+        ),
+    ),
+)
+
+DENOMINATORS = ("softmax", "undivided", "detach_sum", "detach_sum_gate", "clamp_sum", "length", "gate", "norm")
+GATES = ("softmax", "gate", "in_gate", "in_out_gate", "gate_nolength", "relu_gate")
+NORMS = ("softmax", "norm", "rms", "layer", "norm_length", "rms_length", "layer_length", "relu_norm")
+
+FIG6 = Figure(
+    "fig6",
+    "6",
+    "4.5",
+    "Which part of the denominator matters?",
+    "Three ablations: of the denominator (removed, detached, replaced by the length, a gate or a norm), of the gate, and of the norm.",
+    lambda scale: (
+        Panel("denominator", scale.main, DENOMINATORS),
+        Panel("gate", scale.main, GATES),
+        Panel("norm", scale.main, NORMS),
+    ),
+    claims(
+        "4.5",
+        detaching_hurts=says(
+            "Without a gradient through the denominator the loss is clearly worse.", worse("detach_sum", "softmax")
+        ),
+        length_is_close=says(
+            "Dividing by the length alone gives a loss as low as that of softmax.", matches("length", "softmax")
+        ),
+        length_has_spikes=says(
+            "Dividing by the length alone is unstable: it has more loss spikes than softmax.",
+            more_spikes("length", "softmax"),
+        ),
+        gate_has_fewer_spikes=says(
+            "With a gate, division by the length has fewer loss spikes.", more_spikes("length", "gate")
+        ),
+        gate_needs_length=says("A gate without division by the length tests worse.", worse("gate_nolength", "gate")),
+        relu_kernel_hurts=says(
+            "A decomposable ReLU kernel in place of the exponential hurts, with a gate and with a norm.",
+            worse("relu_gate", "gate"),
+            worse("relu_norm", "norm"),
+        ),
+        any_norm_does=says(
+            "With any vector norm (L2, RMS or layer norm, divided by the length or not) the loss is as low as with softmax.",
+            *(matches(name, "softmax") for name in NORMS[1:-1]),
+        ),
+        norm_is_the_best_replacement=says(
+            "Of the replacements of the denominator the vector norm is the best.",
+            *(worse(a, "norm", by=0.0) for a in ("gate", "length", "undivided", "detach_sum", "detach_sum_gate")),
+        ),
+        any_norm_has_few_spikes=says(
+            "No vector norm has more loss spikes than softmax.",
+            *(no_more_spikes(name, "softmax") for name in NORMS[1:-1]),
+        ),
+    ),
+)
+
+STABLE = ("softmax", "norm", "gate", "length", "rms", "layer")
+FREE = ("softmax", "norm", "gate_free", "length_free", "rms_free", "layer_free")
+
+STABILITY = Figure(
+    "stability",
+    "S1",
+    "4.1, 4.5",
+    "How sensitive is training to the learning rate?",
+    "Final test loss after 500 steps against the learning rate. A flat line is a stable mechanism. The paper clips gradients only "
+    "where there is a gate, and clamps scores at 5 for all but softmax and the L2 norm.",
+    lambda scale: (
+        Panel("as in the paper", scale.main, STABLE, GRID),
+        Panel("scores not clamped", scale.main, FREE, GRID),
+        Panel("gradients not clipped", scale.main, ("gate", "gate_free"), UNCLIPPED),
+    ),
+    claims(
+        "4.1",
+        norm_as_insensitive_as_softmax=says(
+            "The vector norm is stable: it is no more sensitive to the learning rate than softmax.",
+            as_stable("norm", "softmax"),
+        ),
+        gate_less_stable_than_norm=says(
+            "The gate is less stable than the norm: more sensitive to the learning rate.", less_stable("gate", "norm")
+        ),
+        clamping_and_clipping_help=says(
+            "Clamping scores and clipping gradients make training with a gate more stable: less sensitive, with fewer spikes.",
+            less_stable("gate_free", "gate", (UNCLIPPED, GRID)),
+            more_spikes_over_rates("gate_free", "gate", (UNCLIPPED, GRID)),
+        ),
+    )
+    + claims(
+        "4.5",
+        length_more_sensitive=says(
+            "Dividing by the length alone is unstable: more sensitive to the learning rate than softmax.",
+            less_stable("length", "softmax"),
+        ),
+        gate_stabilises=says(
+            "A gate makes the division by the length more stable: less sensitive to the learning rate, clipped or not.",
+            less_stable("length", "gate"),
+            less_stable("length", "gate", (GRID, UNCLIPPED)),
+        ),
+        any_norm_is_as_stable=says(
+            "The choice of the norm does not matter for stability: RMS and layer norm are no more sensitive than L2.",
+            as_stable("rms", "norm"),
+            as_stable("layer", "norm"),
+        ),
+    ),
+)
+
+CLAMPED = ("softmax", "norm_clamp", "norm_large_clamp", "rms", "rms_small", "layer", "layer_small")
+UNCLAMPED = ("softmax", "norm", "norm_large", "rms_free", "rms_small_free", "layer_free", "layer_small_free")
+
+WHY = Figure(
+    "norms",
+    "S2",
+    "4.5",
+    "Why do RMS and layer norm lag?",
+    "The output of an RMS or layer norm starts √d times as large as that of an L2 norm (d = 16 is the width of a head). Here the L2 norm "
+    "is also made as large, and the others as small, with and without a clamp on the scores.",
+    lambda scale: (
+        Panel("scores clamped at 5", scale.main, CLAMPED),
+        Panel("scores not clamped", scale.main, UNCLAMPED),
+        Panel("the paper's norms", scale.main, NORMS),
+    ),
+    claims(
+        "4.5",
+        ours=True,
+        rms_and_layer_lag=says(
+            "RMS and layer norm are behind the L2 norm in a small model.",
+            *(worse(name, "norm") for name in ("rms", "layer")),
+        ),
+        clamp_is_not_the_reason=says(
+            "Without the clamp RMS and layer norm are still behind the L2 norm.",
+            *(worse(name, "norm") for name in ("rms_free", "layer_free")),
+        ),
+        small_start_cures_the_lag=says(
+            "RMS and layer norm match the L2 norm when their weight starts at 1/√d, with and without the clamp.",
+            *(matches(a, "norm") for a in ("rms_small", "layer_small", "rms_small_free", "layer_small_free")),
+        ),
+        large_l2_lags=says(
+            "An L2 norm times √d is behind the plain one, with and without the clamp.",
+            worse("norm_large", "norm"),
+            worse("norm_large_clamp", "norm_clamp"),
+        ),
+    ),
+)
+
+
+def _expanded(figure: Figure, number: str) -> Figure:
+    title, caption = f"Figure {figure.number}, expanded", "The same curves in large; below, the last half of training."
+    return Figure(f"fig{number}", number, "G", title, caption, figure.panels, expanded=True)
+
+
+FIG8, FIG9 = _expanded(FIG2, "8"), _expanded(FIG6, "9")
+
+FIRST = ("softmax", "norm", "gate", "linear_elu", "taylor0_norm", "taylor2_norm")
+QUICK = Figure(
+    "quick",
+    "2, 4, 5",
+    "4",
+    "Softmax, and what becomes of it when parts are replaced",
+    "The denominator replaced by a norm or a gate; linear attention; the series cut at order 0 and at order 2.",
+    lambda scale: (Panel(scale.corpora[scale.main], scale.main, FIRST),),
+    (
+        NORM_MATCHES,
+        GATE_WORSE,
+        *claims(
+            "4.3",
+            linear_clearly_worse=says(
+                "Linear attention (elu features) is clearly worse than softmax.", worse("linear_elu", "softmax")
+            ),
+        ),
+        *claims(
+            "4.4",
+            more_orders_help=says(
+                "Two orders of the series are better than none.", worse("taylor0_norm", "taylor2_norm")
+            ),
+        ),
+    ),
+)
+
+FIGURES: dict[str, Figure] = {
+    figure.name: figure for figure in (QUICK, FIG2, FIG3, FIG4, FIG5, FIG6, STABILITY, WHY, FIG8, FIG9)
+}
+OURS = (STABILITY, WHY)
+
+
+def of_scale(scale: Scale) -> list[Figure]:
+    """The figures of a scale, in the order of the paper; our own belong to the laptop scale alone."""
+    if scale.name == "quick":
+        return [QUICK]
+    return [f for f in FIGURES.values() if f is not QUICK and (f not in OURS or scale.name == "cpu")]
+
+
+def choose(name: str, scale: Scale) -> list[Figure]:
+    """``all``, or one figure by its name."""
+    if name == "all":
+        return of_scale(scale)
+    if name not in FIGURES:
+        raise UserError(f"Unknown figure {name!r}; figures are {', '.join(FIGURES)} and all.")
+    if FIGURES[name] not in of_scale(scale):
+        raise UserError(f"The scale {scale.name} has no figure {name!r}: it is for --scale cpu.")
+    return [FIGURES[name]]

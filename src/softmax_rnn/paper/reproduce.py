@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import shlex
 import shutil
@@ -26,10 +25,9 @@ from ..cli import Parser, whole
 from ..errors import UserError
 from ..lab.config import RunConfig
 from ..lab.sweep import ENDED, add_options, run_all, status
-from .catalog import FIGURES, choose
-from .results import PlannedRun, Results
+from .figures import FIGURES, choose
+from .results import Plan, PlannedRun, Results, command, read_plan, write_plan
 from .scales import SCALES, Cell, Scale, scale
-from .summary import command, read_plan
 
 MEGABYTES = 2  # of disk for the text of a run; a checkpoint has 12 bytes for each parameter
 A100_FLOPS = 312e12  # dense bfloat16, NVIDIA's data sheet
@@ -71,11 +69,11 @@ def main(argv: list[str]) -> int:
         return 0
     runs = _runs([results.planned(cell) for cell in cells], options.scale, options.out)
     _check(options, runs)
-    _write_plan(options)
+    write_plan(options.out, Plan(options.scale, options.seeds))
     code = run_all(runs, options, name=f"reproduce-{options.figure}") if runs else 0
     if code == 130 or options.slurm:
         return code
-    from ..report.command import build
+    from .summary import build
 
     return max(build(options.out, options.out / "report"), _failures(runs))
 
@@ -128,23 +126,6 @@ def _check_cluster(options: argparse.Namespace) -> None:
         raise UserError("The sizes need different numbers of GPUs: queue each with --size base, large or long.")
     options.gpus = options.gpus or GPUS[options.size]
     options.processes = max(options.processes, options.gpus)
-
-
-def _write_plan(options: argparse.Namespace) -> None:
-    from ..lab.checkpoint import write_atomically
-
-    file: Path = options.out / "plan.json"
-    seeds = options.seeds
-    if file.exists():
-        there = read_plan(options.out)
-        if there.scale.name != options.scale.name:
-            raise UserError(f"{options.out} holds the scale {there.scale.name}: choose another --out.")
-        seeds = max(seeds, there.seeds)
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps({"scale": options.scale.name, "seeds": seeds}) + "\n")
-    except OSError as error:
-        raise UserError(f"Cannot write to {options.out} ({error.strerror}): choose another --out.") from None
 
 
 def _failures(runs: Sequence[RunConfig]) -> int:

@@ -1,4 +1,5 @@
-"""What was run: the runs of a plan, in folders or packed. What is missing or damaged is said, never invented.
+"""A reproduction's folder: its plan (``plan.json``: which scale, how many seeds), and what there is of the plan's runs, in folders
+or packed. What is missing or damaged is said, never invented.
 
 A run is found by its name and recognised by its configuration: what it says must be what the plan asks for, and options that did
 not exist when it was trained must have their defaults.
@@ -6,8 +7,10 @@ not exist when it was trained must have their defaults.
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,13 +18,62 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from ..errors import UserError
+from ..lab.checkpoint import write_atomically
 from ..lab.config import RunConfig
 from ..lab.packed import is_packed, read_packed
 from ..lab.store import DamagedRun, Run, read_run
-from .scales import Cell, Scale
+from .scales import SCALES, Cell, Scale, scale
 
 Metric = Literal["test_loss", "spikes"]
 Status = Literal["done", "diverged", "unfinished", "damaged", "missing"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a reproduction folder is about: ``plan.json``."""
+
+    scale: Scale
+    seeds: int
+
+
+def read_plan(folder: Path) -> Plan:
+    """``plan.json``; whatever is wrong with it is one sentence."""
+    file = folder / "plan.json"
+    try:
+        plan = json.loads(file.read_text())
+        if plan["scale"] in SCALES and isinstance(plan["seeds"], int) and plan["seeds"] > 0:
+            return Plan(scale(plan["scale"]), plan["seeds"])
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder} has no plan.json: make one with softmax-rnn reproduce quick --out {folder}"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise UserError(f"{file} is damaged: delete it and run softmax-rnn reproduce with --out {folder} again.")
+
+
+def write_plan(folder: Path, plan: Plan) -> None:
+    """Make the folder, and say in it what it is about; a plan that is there keeps its scale and the larger number of seeds."""
+    file, seeds = folder / "plan.json", plan.seeds
+    if file.exists():
+        there = read_plan(folder)
+        if there.scale.name != plan.scale.name:
+            raise UserError(f"{folder} holds the scale {there.scale.name}: choose another --out.")
+        seeds = max(seeds, there.seeds)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps({"scale": plan.scale.name, "seeds": seeds}) + "\n")
+    except OSError as error:
+        raise UserError(f"Cannot write to {folder} ({error.strerror}): choose another --out.") from None
+
+
+def command(figure: str, chosen: Scale, out: Path, seeds: int, *more: str) -> str:
+    """The command that makes a figure."""
+    words = ["softmax-rnn", "reproduce", figure]
+    words += [] if chosen.name == "quick" else ["--scale", chosen.name]
+    words += [] if seeds == chosen.seeds else ["--seeds", str(seeds)]
+    return shlex.join([*words, "--out", str(out), *more])
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,19 @@
-"""From runs to a report: claims with their verdicts, curves, runs, the environment and the commands, as typed data."""
+"""From runs to a page: claims with their verdicts, curves, runs, the environment and the commands as typed data (``summarise``), and
+the report that is drawn and written from it (``build``)."""
 
 from __future__ import annotations
 
 import json
 import math
 import shlex
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from ..errors import UserError
+from ..lab.checkpoint import write_atomically
+from ..lab.config import RunConfig
 from ..lab.packed import is_packed
 from ..report.data import (
     Band,
@@ -23,49 +27,117 @@ from ..report.data import (
     RunView,
     Spread,
 )
-from .catalog import of_scale
 from .claims import UNITS, Claim, Judgement, Region, conclude, run_test
-from .figures import Figure, Panel, color, dash, label
-from .results import PlannedRun, Results
-from .scales import SCALES, Scale, mechanism_of, scale
+from .figures import FAMILIES, Figure, Panel, of_scale
+from .results import PlannedRun, Results, command, read_plan
+from .scales import Cell, Scale, mechanism_of
 
 QUESTION = (
     "Softmax attention is a sum of recurrent networks, one for each term of the exponential's Taylor series, divided by a "
     "denominator. Which of its parts does a language model need? Each experiment replaces one part, trains the same small "
     "model again, and compares the losses."
 )
+# One colour and label for a mechanism wherever it appears.
+LOOK = {
+    "softmax": ("softmax", "#1b1b1b"),
+    "norm": ("norm (L2)", "#d1495b"),
+    "gate": ("gate", "#2a78c2"),
+    "linear_elu": ("linear, elu + 1", "#2e8b57"),
+    "linear_relu": ("linear, ReLU", "#c8860d"),
+    "linear_cosine": ("linear, cosine", "#8a4fbf"),
+    "undivided": ("no denominator", "#8c8c8c"),
+    "length": ("÷ length", "#2e8b57"),
+    "clamp_sum": ("sum, at least 1", "#5d7f9e"),
+    "detach_sum": ("sum, detached", "#c8860d"),
+    "detach_sum_gate": ("sum, detached, with gate", "#8a4fbf"),
+    "in_gate": ("input gate ÷ length", "#c8860d"),
+    "in_out_gate": ("both gates ÷ length", "#8a4fbf"),
+    "gate_nolength": ("gate, not ÷ length", "#2e8b57"),
+    "relu_gate": ("ReLU kernel, gate ÷ length", "#8c8c8c"),
+    "rms": ("RMS norm", "#8a4fbf"),
+    "layer": ("layer norm", "#c8860d"),
+    "norm_length": ("L2 norm ÷ length", "#e39aa4"),
+    "rms_length": ("RMS norm ÷ length", "#c3a3e0"),
+    "layer_length": ("layer norm ÷ length", "#e3bf7a"),
+    "relu_norm": ("ReLU kernel, L2 norm", "#8c8c8c"),
+    "norm_clamp": ("L2 norm, clamped", "#d1495b"),
+    "norm_large": ("L2 norm × √d", "#2a78c2"),
+    "norm_large_clamp": ("L2 norm × √d, clamped", "#2a78c2"),
+    "rms_small": ("RMS norm, weight 1/√d", "#1b9e9e"),
+    "layer_small": ("layer norm, weight 1/√d", "#2e8b57"),
+    "rms_free": ("RMS norm, no clamp", "#8a4fbf"),
+    "layer_free": ("layer norm, no clamp", "#c8860d"),
+    "rms_small_free": ("RMS norm, weight 1/√d, no clamp", "#1b9e9e"),
+    "layer_small_free": ("layer norm, weight 1/√d, no clamp", "#2e8b57"),
+    "gate_free": ("gate, no clamp", "#1b9e9e"),
+    "length_free": ("÷ length, no clamp", "#2e8b57"),
+}
+ORDERS = {0: "#c6dbef", 1: "#9ecae1", 2: "#6baed6", 4: "#3182bd", 10: "#08519c"}  # the darker, the more orders
+TOKENS = 40  # of the example
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a reproduction folder is about: ``plan.json``."""
+def build(folder: Path, site: Path | None = None, *, keep: bool = False) -> int:
+    """The report on a reproduction: its page in ``site``, with verdicts printed.
 
-    scale: Scale
-    seeds: int
+    ``example.json``, ``summary.json`` and ``figures`` go to the folder itself, unless its results are packed and ``keep`` is False.
+    """
+    from ..report.site import write_site
 
-
-def read_plan(folder: Path) -> Plan:
-    """``plan.json``; whatever is wrong with it is one sentence."""
-    file = folder / "plan.json"
+    read_plan(folder)
+    site = site or _beside(folder)
+    kept = site if is_packed(folder) and not keep else folder
     try:
-        plan = json.loads(file.read_text())
-        if plan["scale"] in SCALES and isinstance(plan["seeds"], int) and plan["seeds"] > 0:
-            return Plan(scale(plan["scale"]), plan["seeds"])
-    except FileNotFoundError:
-        raise UserError(
-            f"{folder} has no plan.json: make one with softmax-rnn reproduce quick --out {folder}"
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    raise UserError(f"{file} is damaged: delete it and run softmax-rnn reproduce with --out {folder} again.")
+        if kept is folder:
+            _write_example(folder)
+        report = summarise(folder)
+        draw_all(report, kept)
+        index = write_site(report, kept / "figures", site)
+    except OSError as error:
+        raise UserError(f"Cannot write to {site} ({error.strerror}): make room, or check its permissions.") from None
+    _print(report)
+    print(f"\nThe report: {index}")
+    return 0
 
 
-def command(figure: str, chosen: Scale, out: Path, seeds: int, *more: str) -> str:
-    """The command that makes a figure."""
-    words = ["softmax-rnn", "reproduce", figure]
-    words += [] if chosen.name == "quick" else ["--scale", chosen.name]
-    words += [] if seeds == chosen.seeds else ["--seeds", str(seeds)]
-    return shlex.join([*words, "--out", str(out), *more])
+def _beside(folder: Path) -> Path:
+    """Packed results are kept as they are: their page goes to out/."""
+    return Path("out") / f"{folder.resolve().name}-report" if is_packed(folder) else folder / "report"
+
+
+def draw_all(report: Report, folder: Path) -> None:
+    """``summary.json`` and the static drawings."""
+    from ..report.drawing import draw, draw_headline
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "summary.json", report.text())
+    draw(report.figures, folder / "figures")
+    draw_headline(report, FAMILIES, folder / "figures")
+
+
+def _write_example(folder: Path) -> None:
+    """Taken once, from the finished run, while its checkpoint is there."""
+    from ..lab.sweep import status
+
+    chosen, there = read_plan(folder).scale, read_example(folder)
+    run = source(chosen, folder)
+    if status(run) == "done" and (there is None or there.model != run.folder.name):
+        example = take_example(chosen, folder)
+        if example is not None:
+            write_atomically(folder / "example.json", json.dumps(asdict(example), ensure_ascii=False) + "\n")
+
+
+def _print(report: Report) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    styles = {"holds": "green", "does not hold": "red", "inconclusive": "yellow"}
+    table = Table("section", "claim", "verdict", title=report.setting, title_justify="left")
+    for claim in report.claims:
+        table.add_row(claim.section, claim.sentence, f"[{styles.get(claim.verdict, 'dim')}]{claim.verdict}")
+    Console(file=sys.stdout).print(table)
+    missing = sum(run.status in ("missing", "unfinished", "damaged") for run in report.runs)
+    if missing:
+        print(f"{missing} of {len(report.runs)} runs are missing; the report says which.")
 
 
 def summarise(folder: Path) -> Report:
@@ -226,4 +298,84 @@ def _run(planned: PlannedRun) -> RunView:
         spikes=last("spikes"),
         seconds=last("seconds"),
         note=planned.note,
+    )
+
+
+# How a mechanism looks on figures.
+
+
+def label(mechanism: str) -> str:
+    """What a mechanism is called on figures."""
+    if mechanism in LOOK:
+        return LOOK[mechanism][0]
+    name, _, norm = mechanism.partition("_")
+    order = name.lstrip("abcdefghijklmnopqrstuvwxyz")
+    return f"order {order}, {'L2 norm' if norm else 'sum'}" if order else mechanism
+
+
+def color(mechanism: str) -> str:
+    """The line's colour."""
+    if mechanism in LOOK:
+        return LOOK[mechanism][1]
+    order = mechanism.partition("_")[0].lstrip("abcdefghijklmnopqrstuvwxyz")
+    return ORDERS.get(int(order or 0), "#6baed6")
+
+
+def dash(mechanism: str) -> str:
+    """Dashed where the denominator is a sum and a norm's line is in the same panel."""
+    return "dash" if mechanism not in LOOK and not mechanism.endswith("_norm") else "solid"
+
+
+# The example of the order slider.
+
+
+def source(scale: Scale, folder: Path) -> RunConfig:
+    """The run that the example is taken from."""
+    return scale.config(Cell("softmax", scale.main), folder / "runs")
+
+
+def take_example(scale: Scale, folder: Path) -> Example | None:
+    """A query of the softmax run on the main corpus, seed 0, from its test text; None if its checkpoint is not there.
+
+    Of all heads, and all queries of the second half, the one whose weights are neither even nor on a single key: their entropy is
+    closest to half of its maximum.
+    """
+    import torch
+
+    from ..lab.data import prepare
+    from ..lab.train import quieten
+    from ..microscope.probe import Call, scoped
+    from ..models.loading import load_model, load_tokenizer
+
+    config = source(scale, folder)
+    quieten()
+    try:
+        model, tokenizer = load_model(config.folder), load_tokenizer(config.folder)
+        test = prepare(config.data, config.tokenizer, quiet=True).test
+    except UserError:
+        return None
+    rows = (test[i] for i in range(len(test)) if len(test[i]) >= TOKENS)
+    ids = torch.as_tensor(next(rows)[:TOKENS].astype("int64"))[None]
+    found: list[tuple[float, int, int, int, list[float]]] = []
+
+    def look(call: Call) -> None:
+        scores = (call.scale * call.q @ call.k.transpose(-1, -2))[0].double()
+        for head in range(scores.shape[0]):
+            for query in range(TOKENS // 2, TOKENS):
+                x = scores[head, query, : query + 1]
+                p = x.softmax(-1)
+                even = float(-(p * p.clamp_min(1e-300).log()).sum()) / math.log(query + 1)
+                found.append((abs(even - 0.5), call.layer, head, query, x.tolist()))
+
+    with torch.no_grad(), scoped(model, look):
+        model(ids)
+    _, layer, head, query, x = min(found)
+    return Example(
+        model=config.folder.name,
+        where=f"layer {layer + 1}, head {head + 1}",
+        tokens=[str(tokenizer.decode([token])) for token in ids[0, : query + 1].tolist()],
+        query=query,
+        scores=[round(value, 5) for value in x],
+        head_dim=model.config.head_dim,
+        note=f"Test text of {scale.corpora[scale.main]}; keys of width {model.config.head_dim}.",
     )

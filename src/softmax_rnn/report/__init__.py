@@ -1,1 +1,1 @@
-"""Pages for readers: ``style.py`` is their common look, ``site.py`` writes the interactive report of a reproduction."""
+"""Pages for readers: ``data.py`` is what they show, ``style.py`` their common look, ``site.py`` writes the interactive report."""

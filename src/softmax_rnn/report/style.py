@@ -1,6 +1,7 @@
 """One look for all pages: plain HTML and CSS in a single file, readable on a phone, in the dark, and without a network.
 
-All text goes through ``text``: names come from users.
+A document with its tables and figures; text and numbers as HTML (all text goes through ``text``: names come from users); and a
+verdict as a badge, a test as words and as a picture.
 """
 
 from __future__ import annotations
@@ -8,10 +9,13 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import is_number
+from .data import VERDICTS, Bound, JudgedTest, Verdict
+
+WIDTH, HEIGHT = 150, 22  # of the picture of a test
 
 CSS = """
 :root { color-scheme: light dark; --ink: #1c1c1c; --soft: #666; --line: #ddd; --paper: #fff; --mark: #fff3d6; }
@@ -115,3 +119,77 @@ def listed(items: Sequence[object]) -> str:
     """
     words = [text(i) for i in items]
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
+def badge(verdict: Verdict) -> str:
+    """A verdict as a coloured word with a sign of its own, so that it does not rest on colour."""
+    sign = f'<span aria-hidden="true">{VERDICTS[verdict]}</span>'
+    return f'<span class="badge {slug(verdict)}">{sign} {text(verdict)}</span>'
+
+
+def measured(test: JudgedTest) -> str:
+    """Mean and interval in words, with the decimals that the interval's width deserves.
+
+    >>> measured(JudgedTest("norm − softmax", "holds", (None, 0.03), 0.005, -0.012, 0.0214))
+    '+0.005 [−0.012, 0.021] nats'
+    """
+    unit = f" {test.unit}" if test.unit else ""
+    if test.mean is None:
+        return "no number"
+    if test.low is None or test.high is None:
+        return f"{number(test.mean, sign=True)}{unit}, no interval"
+    digits = decimals_for(test.high - test.low)
+    return f"{number(test.mean, digits, sign=True)} [{number(test.low, digits)}, {number(test.high, digits)}]{unit}"
+
+
+def region_words(region: tuple[Bound, Bound]) -> str:
+    """Where a claim holds, in words.
+
+    >>> region_words((-0.02, 0.02)), region_words((None, 0.5))
+    ('within ±0.02', 'up to 0.5')
+    """
+    low, high = region
+    if low is not None and high is not None:
+        return f"within ±{high:g}" if low == -high else f"between {_short(low)} and {_short(high)}"
+    if low is not None:
+        return f"above {_short(low)}"
+    return f"up to {_short(high)}" if high is not None else "anywhere"
+
+
+def _short(value: float) -> str:
+    return f"{value:g}".replace("-", "−")
+
+
+def glyph(test: JudgedTest) -> str:
+    """Inline SVG: the region shaded, the interval a line with the mean as a dot, seeds as ticks, zero dotted."""
+    (low, high), values = test.region, [value for value in test.values if value is not None]
+    shown = [v for v in (low, high, test.low, test.high, test.mean, *values) if v is not None]
+    if not shown:
+        return ""
+    at = _scale(shown)
+    left, right = (0.0 if low is None else at(low)), (WIDTH if high is None else at(high))
+    marks = [f'<rect class="region" x="{left:.1f}" y="1" width="{max(right - left, 1):.1f}" height="{HEIGHT - 2}"/>']
+    marks += [_line("bound", at(bound), 1, HEIGHT - 1) for bound in (low, high) if bound is not None]
+    if 0 < at(0) < WIDTH:
+        marks.append(_line("zero", at(0), 1, HEIGHT - 1))
+    marks += [_line("seed", at(value), HEIGHT - 8, HEIGHT - 3) for value in values]
+    if test.low is not None and test.high is not None:
+        marks.append(f'<path class="interval" d="M{at(test.low):.1f} 9H{at(test.high):.1f}"/>')
+    if test.mean is not None:
+        marks.append(f'<circle class="mean" cx="{at(test.mean):.1f}" cy="9" r="3.6"/>')
+    label = text(f"{measured(test)}; the claim holds {region_words(test.region)}")
+    return (
+        f'<svg class="glyph {slug(test.verdict)}" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
+        f' role="img" aria-label="{label}">{"".join(marks)}</svg>'
+    )
+
+
+def _scale(shown: list[float]) -> Callable[[float], float]:
+    """A map from values to x, with a margin on both sides so that an unbounded region visibly goes on."""
+    low, high = min(shown), max(shown)
+    margin = 0.14 * (high - low) or max(abs(high), 1e-3)
+    return lambda v: WIDTH * (v - low + margin) / (high - low + 2 * margin)
+
+
+def _line(name: str, x: float, top: float, bottom: float) -> str:
+    return f'<path class="{name}" d="M{x:.1f} {top}V{bottom}"/>'
