@@ -32,6 +32,8 @@ def add_inputs(layer: nn.Module, m: Mechanism, dim: int, heads: int, kv_heads: i
     sizes = {"H": heads, "Hkv": kv_heads, "D": head_dim, "E": head_dim}
     for x in m.inputs:
         width = [sizes[s] for s in x.sizes if s in sizes]
+        if x.rate is not None:
+            setattr(layer, x.rate, nn.Parameter(torch.zeros(kv_heads)))
         if x.per_token:
             value: nn.Module | nn.Parameter = nn.Linear(dim, math.prod(width))
         elif x.name == "log_decay":
@@ -55,15 +57,35 @@ def fixed_decay(heads: int) -> Tensor:
     return torch.log1p(-(2.0 ** (-5.0 - torch.arange(heads, dtype=torch.float32))))
 
 
+def mamba2_start(heads: int, width: int) -> tuple[Tensor, Tensor]:
+    """Where Mamba-2's decay begins, spread over the heads: biases (width,) whose softplus is 0.001 to 0.1, rates A = log 1 to log 16.
+
+    So the first head forgets a thousandth with every token, and the last nearly everything within one.
+    """
+    steps = torch.logspace(-3, -1, heads) if heads > 1 else torch.tensor([0.01])
+    rates = torch.linspace(1, 16, heads) if heads > 1 else torch.tensor([4.0])
+    return torch.expm1(steps).log().repeat_interleave(width // heads), rates.log()
+
+
+def starts(layer: nn.Module, x: Input, norm_scale: float = 1.0) -> list[tuple[Tensor, Tensor]]:
+    """The tensors that ``add_inputs`` made for a declared one, each with where it starts; a projection's weight is left as it is."""
+    found = find_input(layer, x)
+    if isinstance(found, nn.Linear) and x.rate is not None:
+        rate = getattr(layer, x.rate)
+        return list(zip((found.bias, rate), mamba2_start(len(rate), len(found.bias)), strict=True))
+    if isinstance(found, nn.Linear):
+        return [(found.bias, torch.full(found.bias.shape, x.start))]
+    if not isinstance(found, nn.Parameter):
+        return [(found, fixed_decay(len(found)))]
+    return [(found, torch.full(found.shape, x.start * (norm_scale if x.name == "norm_weight" else 1.0)))]
+
+
 def start_inputs(layer: nn.Module, m: Mechanism, norm_scale: float = 1.0) -> None:
     """Set what ``add_inputs`` made to where it starts: parameters and the biases of projections."""
     with torch.no_grad():
         for x in m.inputs:
-            found = find_input(layer, x)
-            if isinstance(found, nn.Linear):
-                found.bias.fill_(x.start)
-            elif isinstance(found, nn.Parameter):
-                found.fill_(x.start * (norm_scale if x.name == "norm_weight" else 1.0))
+            for tensor, value in starts(layer, x, norm_scale):
+                tensor.copy_(value)
 
 
 def find_input(layer: nn.Module, x: Input) -> nn.Linear | Tensor:
@@ -76,7 +98,12 @@ def find_input(layer: nn.Module, x: Input) -> nn.Linear | Tensor:
 
 def make_inputs(layer: nn.Module, m: Mechanism, hidden: Tensor, heads: int, kv_heads: int) -> dict[str, Tensor]:
     """The tensors of one call, from the layer's input (B, T, dim)."""
-    return {x.name: _make(find_input(layer, x), x, hidden, {"H": heads, "Hkv": kv_heads}) for x in m.inputs}
+    sizes = {"H": heads, "Hkv": kv_heads}
+    made = {x.name: _make(find_input(layer, x), x, hidden, sizes) for x in m.inputs}
+    rates = {x.name: getattr(layer, x.rate) for x in m.inputs if x.rate is not None}
+    for name, rate in rates.items():
+        made[name] = made[name] * -rate.exp().reshape(-1, *[1] * (made[name].ndim - 2))
+    return made
 
 
 def _make(found: nn.Linear | Tensor, x: Input, hidden: Tensor, heads: dict[str, int]) -> Tensor:
@@ -88,6 +115,7 @@ def _make(found: nn.Linear | Tensor, x: Input, hidden: Tensor, heads: dict[str, 
         "sigmoid": torch.sigmoid,
         "twice_sigmoid": lambda y: 2 * torch.sigmoid(y),
         "log_sigmoid": F.logsigmoid,
+        "softplus": F.softplus,
     }[x.activation](y)
     if len(x.sizes) == 3:  # (B, heads, T)
         return y.mT

@@ -1,12 +1,14 @@
 """Every preset of the field as a model: it trains, streams, saves and loads; convolutions and decay live in the cache."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import softmax_rnn as sr
 from softmax_rnn import SoftmaxRnnConfig, SoftmaxRnnForCausalLM
 from softmax_rnn.models import cache_bytes
-from softmax_rnn.nn import Attention
+from softmax_rnn.nn import Attention, make_inputs
 from softmax_rnn.slots.presets import PRESETS, _field
 
 NAMES = [*_field(), "taylor2_decay", "taylor2_norm_decay"]
@@ -100,3 +102,24 @@ def test_the_module_streams_as_it_reads(name):
     torch.testing.assert_close(torch.cat(parts, 1), want, rtol=1e-9, atol=1e-9)
     want.sum().backward()
     assert [n for n, p in layer.named_parameters() if p.grad is None] == []
+
+
+def test_decay_as_in_mamba2_spreads_over_the_heads_and_learns_its_rate():
+    layer = Attention(16, 4, "mamba2")
+    x = torch.randn(2, 9, 16)
+    with torch.no_grad():
+        layer.decay_proj.weight.zero_()
+    made = make_inputs(layer, layer.mechanism, x, 4, 4)["log_decay"]
+    torch.testing.assert_close(made[0, :, 0], -torch.logspace(-3, -1, 4) * torch.linspace(1, 16, 4))
+    layer(x).square().sum().backward()
+    assert layer.decay_rate.grad.abs().min() > 0
+    channels = replace(sr.mechanism("gla"), decay_from="softplus")
+    assert make_inputs(Attention(16, 4, channels), channels, x, 4, 4)["log_decay"].shape == (2, 4, 9, 4)
+
+
+@pytest.mark.parametrize("decay", [None, "head"])
+def test_softplus_needs_a_decay_that_follows_the_tokens(decay):
+    with pytest.raises(sr.MechanismError, match="needs decay='token' or 'channel'"):
+        replace(sr.mechanism("linear"), decay=decay, decay_from="softplus")
+    with pytest.raises(sr.MechanismError, match="decay_from must be"):
+        replace(sr.mechanism("fox"), decay_from="tanh")

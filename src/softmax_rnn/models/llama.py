@@ -29,7 +29,7 @@ from transformers.cache_utils import Cache
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaPreTrainedModel
 
 from ..errors import MechanismError, MechanismWarning
-from ..nn import ShortConv, find_input, fixed_decay
+from ..nn import ShortConv, starts
 from ..slots.mechanism import Mechanism
 from ..slots.presets import mechanism as resolve
 from . import masks
@@ -195,14 +195,8 @@ class SoftmaxRnnPreTrainedModel(LlamaPreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, SoftmaxRnnAttention):
             for x in module.mechanism.inputs:
-                found = find_input(module, x)
-                scale = self.config.norm_scale if x.name == "norm_weight" else 1.0
-                if isinstance(found, nn.Linear):
-                    init.constant_(found.bias, x.start)
-                elif isinstance(found, nn.Parameter):
-                    init.constant_(found, x.start * scale)
-                else:
-                    init.copy_(found, fixed_decay(len(found)))
+                for tensor, value in starts(module, x, self.config.norm_scale):
+                    init.copy_(tensor, value)
         if isinstance(module, ShortConv):
             identity = torch.zeros_like(module.weight, device="cpu")
             identity[0] = 1.0

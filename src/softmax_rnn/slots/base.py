@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import MechanismError
 
-ACTIVATIONS = ("sigmoid", "twice_sigmoid", "log_sigmoid")
+ACTIVATIONS = ("sigmoid", "twice_sigmoid", "log_sigmoid", "softplus")
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Input:
         low, high: the range of allowed values.
         start: what a layer's parameter begins with; for a projection the value of its bias.
         activation: what a layer applies to its projection; one of ``ACTIVATIONS``.
+        rate: the name of a further parameter of the layer, one number A per head: the result is multiplied by -exp(A), as in Mamba-2.
         module: the name of the parameter or projection in a layer, if not ``name`` or ``name_proj``.
         optional: may be left out of a call.
     """
@@ -41,6 +42,7 @@ class Input:
     high: float = float("inf")
     start: float = 0.0
     activation: str | None = None
+    rate: str | None = None
     module: str | None = None
     optional: bool = False
 

@@ -21,6 +21,7 @@ from .norms import NORMS, Norm
 
 GATES = ("before_norm", "after_norm")
 DECAYS = {"head": "Hkv", "token": "B Hkv Tk", "channel": "B Hkv Tk D"}
+DECAYS_FROM = ("log_sigmoid", "softplus")
 UPDATES = ("add", "delta")
 _SLOTS: dict[str, type[Slot]] = {"kernel": Kernel, "denominator": Denominator, "norm": Norm}
 
@@ -39,6 +40,8 @@ class Mechanism:
         decay: None, "head" (one number per kv head), "token" (one per token) or "channel" (one per token and key channel).
         update: "add", or "delta": a key's value replaces what was read at that key before.
         output_gate_per: "head", or "channel" for a gate on every channel of the output.
+        decay_from: how a layer makes log_decay from its input x: "log_sigmoid" of a projection, or "softplus", -exp(A) softplus(W x + b)
+            with a learned rate A per head, as in Mamba-2. ``attention`` is given log_decay and does not ask.
 
     >>> print(Mechanism(Exp(), Sum()))  # doctest: +SKIP
     Σ exp(x) v / Σ w
@@ -53,6 +56,7 @@ class Mechanism:
     decay: str | None = None
     update: str = "add"
     output_gate_per: str = "head"
+    decay_from: str = "log_sigmoid"
 
     def __post_init__(self) -> None:
         if not isinstance(self.kernel, Kernel):
@@ -73,6 +77,12 @@ class Mechanism:
             raise MechanismError(f"norm must be None or one of {', '.join(NORMS)}, got {self.norm!r}.")
         if self.decay is not None and not (isinstance(self.decay, str) and self.decay in DECAYS):
             raise MechanismError(f"decay must be None, 'head', 'token' or 'channel', got {self.decay!r}.")
+        if self.decay_from not in DECAYS_FROM:
+            raise MechanismError(f"decay_from must be 'log_sigmoid' or 'softplus', got {self.decay_from!r}.")
+        if self.decay_from == "softplus" and self.decay not in ("token", "channel"):
+            raise MechanismError(
+                f"decay_from='softplus' makes a decay from each token: it needs decay='token' or 'channel', got {self.decay!r}."
+            )
         if self.update not in UPDATES:
             raise MechanismError(f"update must be 'add' or 'delta', got {self.update!r}.")
         self._check_signs()
@@ -139,6 +149,7 @@ class Mechanism:
             "decay",
             "update",
             "output_gate_per",
+            "decay_from",
         )  # left out where they say nothing, as in files of the first edition
         default = {f.name: f.default for f in fields(self)}
         return {
@@ -200,19 +211,12 @@ def _decay(m: Mechanism) -> list[Input]:
     if m.decay is None:
         return []
     what = "the logarithm of what a step leaves of the past"
+    shape, low = DECAYS[m.decay], -float("inf")
+    if m.decay_from == "softplus":
+        made = {"activation": "softplus", "rate": "decay_rate"}
+        return [Input("log_decay", shape, what, low, 0, module="decay_proj", **made)]
     # A fresh layer forgets slowly: log sigmoid(4) = -0.018 a token.
-    return [
-        Input(
-            "log_decay",
-            DECAYS[m.decay],
-            what,
-            -float("inf"),
-            0,
-            start=4.0,
-            activation="log_sigmoid",
-            module="decay_proj",
-        )
-    ]
+    return [Input("log_decay", shape, what, low, 0, start=4.0, activation="log_sigmoid", module="decay_proj")]
 
 
 def _update(m: Mechanism) -> list[Input]:

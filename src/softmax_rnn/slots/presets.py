@@ -68,8 +68,8 @@ def _field() -> dict[str, Mechanism]:
         "fox": m(Exp(), Sum(), decay="token"),
         "wall": m(Exp(), Sum(), decay="channel"),
         "norm_decay": m(Exp(), Unnormalised(), norm="l2", decay="token"),
-        "mamba2": m(Linear("identity"), Unnormalised(), decay="token"),
-        "mamba2_squared": m(Power(2), Sum(), decay="token"),
+        "mamba2": m(Linear("identity"), Unnormalised(), decay="token", decay_from="softplus"),
+        "mamba2_squared": m(Power(2), Sum(), decay="token", decay_from="softplus"),
         "retnet": m(Power(1), Unnormalised(), norm="rms", decay="head"),
         "gla": m(Power(1), Unnormalised(), norm="rms", decay="channel"),
         # The delta rule: a key's value replaces what was read at that key.
