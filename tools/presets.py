@@ -69,9 +69,11 @@ HEAD = """# Every preset, one recipe
 
 Made by `python tools/presets.py` from the runs packed here ([the plan](sweep.yaml)).
 
-{steps} steps of {batch} rows of {length} tokens of the corpus `{source}`, width {hidden_size}, {num_hidden_layers} layers, {num_attention_heads} heads, learning rate {lr}, {seeds} seeds; {runs} runs of about
-{seconds:.0f} seconds on one thread. **All of them are far from trained**, and the learning rate was chosen for none of them: the table shows that every preset trains from the command line, how fast it begins, and what it
-remembers, not which is best. ± is half the difference between the seeds. Parameters are those of the whole model without the convolution; the state is one layer's for one sequence, in float32.
+{steps} steps of {batch} rows of {length} tokens of the corpus `{source}`, width {hidden_size}, {num_hidden_layers} layers,
+{num_attention_heads} heads, learning rate {lr}, {seeds} seeds; {runs} runs of about {seconds:.0f} seconds on one busy thread.
+**All of them are far from trained**, and the learning rate was chosen for none of them: the table shows that every preset trains
+from the command line, how fast it begins, and what it remembers, not which is best. ± is half the difference between the seeds.
+Parameters are those of the whole model without the convolution; the state is one layer's for one sequence, in float32.
 
 | preset | test loss | with conv 2 | parameters | state of a layer |
 |---|---|---|---|---|"""

@@ -213,8 +213,7 @@ def _decay(m: Mechanism) -> list[Input]:
     what = "the logarithm of what a step leaves of the past"
     shape, low = DECAYS[m.decay], -float("inf")
     if m.decay_from == "softplus":
-        made = {"activation": "softplus", "rate": "decay_rate"}
-        return [Input("log_decay", shape, what, low, 0, module="decay_proj", **made)]
+        return [Input("log_decay", shape, what, low, 0, 0.0, "softplus", "decay_rate", "decay_proj")]
     # A fresh layer forgets slowly: log sigmoid(4) = -0.018 a token.
     return [Input("log_decay", shape, what, low, 0, start=4.0, activation="log_sigmoid", module="decay_proj")]
 
