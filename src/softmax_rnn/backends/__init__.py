@@ -1,7 +1,7 @@
 """Three primitives that everything is computed with, each an ordered tuple of implementations; the first that does not refuse runs.
 
-    softmax_lse    q, k, v -> softmax output O and log-sum-exp        sdpa, flash (CPU), flex (CUDA), tiles
-    weighted_sum   q, k, v -> numerator A and sum of weights Z        flex (CUDA), tiles
+    softmax_lse    q, k, v -> softmax output O and log-sum-exp        sdpa, flash (CPU), triton and flex (CUDA), tiles
+    weighted_sum   q, k, v -> numerator A and sum of weights Z        triton and flex (CUDA), tiles
     scan           q, k, v, state -> numerator A and the state after          chunks
 
 An implementation belongs to a backend, ``torch``, ``flex`` or ``triton``: ``attention(..., backend=...)`` asks for one of them by name.
@@ -11,7 +11,8 @@ An implementation belongs to a backend, ``torch``, ``flex`` or ``triton``: ``att
     tiles.py      the same in O(T) memory, with every factor
     flash.py      softmax_lse by torch's flash kernel on the CPU
     flash_decay.py   the same with token decay
-    flex.py       softmax_lse by FlexAttention
+    triton/       the primitives as kernels for NVIDIA cards
+    flex.py       the first two by FlexAttention, where weights are positive
     scan.py       the third primitive; moments.py, powers.py the Kronecker features it uses; channel.py scores under channel decay
     delta.py      what the delta rule writes, in tiles and in chunks
     weights.py    the weight and its slope for a tile of scores
@@ -29,6 +30,7 @@ from torch import Tensor
 
 from ..context import Context
 from ..errors import MechanismError
+from . import triton
 from .flash import flash_lse
 from .flash_decay import flash_decay_lse
 from .flex import flex_lse
@@ -252,10 +254,12 @@ SOFTMAX_LSE: tuple[Implementation[SoftmaxCall], ...] = (
     Implementation("sdpa", "torch", _sdpa_refuses, _sdpa),
     Implementation("flash", "torch", _flash_refuses, _flash),
     Implementation("flash with decay", "torch", _flash_decay_refuses, _flash_decay),
+    Implementation("triton", "triton", triton.refuses, triton.run_softmax),
     Implementation("flex", "flex", _flex_refuses, _flex),
     Implementation("tiles", "torch", _never, _tiles_softmax),
 )
 WEIGHTED_SUM: tuple[Implementation[WeightedCall], ...] = (
+    Implementation("triton", "triton", triton.refuses, triton.run_weighted),
     Implementation("flex", "flex", _flex_weighted_refuses, _flex_weighted),
     Implementation("tiles", "torch", _never, _tiles_weighted),
 )

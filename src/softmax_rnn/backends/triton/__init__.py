@@ -1,0 +1,112 @@
+"""The three primitives as Triton kernels for NVIDIA cards: one file each, and what they share.
+
+    common.py     loading, masks, decay, polynomials, launching
+    softmax.py    softmax_lse
+    weighted.py   weighted_sum
+
+Nothing here imports Triton until a call is computed this way (``pip install softmax-rnn[triton]``); what they cannot do they refuse with a
+sentence. With TRITON_INTERPRET=1 in the environment the kernels run on the CPU, slowly, as ordinary array operations: that is how their
+numbers are tested.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...context import Context
+from ..operators import transformed
+
+if TYPE_CHECKING:
+    from .. import SoftmaxCall, WeightedCall
+
+WIDEST = 128  # channels of keys and values in a tile
+OLDEST = 8  # major compute capability: tf32 and bfloat16 matrix units
+INSTALLED = importlib.util.find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # do kernels run on the CPU? As Triton itself reads it, once
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def missing() -> str | None:
+    """Why this machine cannot run the kernels, in a sentence; None if it can."""
+    if not INSTALLED:
+        return "Triton is not installed (pip install softmax-rnn[triton])"
+    if INTERPRETED:
+        return None
+    if not torch.cuda.is_available():
+        return "there is no GPU"
+    if torch.version.hip is not None or torch.cuda.get_device_properties().major < OLDEST:
+        return f"the GPU is not an NVIDIA card of compute capability {OLDEST}.0 or newer"
+    return None
+
+
+def too_wide(key_dim: int, value_dim: int) -> str | None:
+    """Why heads of these sizes are refused; None if they are not."""
+    if max(key_dim, value_dim) <= WIDEST:
+        return None
+    return f"heads have {key_dim} and {value_dim} channels, and its tiles at most {WIDEST}"
+
+
+def describe(key_dim: int, value_dim: int) -> str:
+    """For ``explain``: whether calls with heads of these sizes are computed here, and why not."""
+    reason = too_wide(key_dim, value_dim) or missing()
+    if reason is not None:
+        return f"triton is not used: {reason}"
+    where = "the CPU, by its interpreter" if INTERPRETED else "the GPU"
+    return f"triton is used for float32, bfloat16 and float16 tensors on {where}"
+
+
+def refuses(call: SoftmaxCall | WeightedCall) -> str | None:
+    """Why a call cannot be computed here, in a sentence; None if it can."""
+    q, c = call.q, call.context
+    if q.device.type != "cuda" and not (q.device.type == "cpu" and INTERPRETED):
+        return f"it is for NVIDIA cards, and the tensors are on {q.device.type}"
+    if q.dtype not in DTYPES:
+        return f"it computes in float32, bfloat16 and float16, not in {str(q.dtype).removeprefix('torch.')}"
+    if c.channels is not None:
+        return "channel decay changes the score itself"
+    if transformed():
+        return "torch.func and forward-mode derivatives need ordinary torch code"
+    return too_wide(q.shape[-1], call.v.shape[-1]) or missing()
+
+
+def run_softmax(call: SoftmaxCall) -> tuple[Tensor, Tensor]:
+    """``softmax_lse``."""
+    from .softmax import softmax
+
+    q, k, v, clocks, bounds, keep = _tensors(call.q, call.k, call.v, call.context)
+    bias = call.context.bias
+    bias = None if bias is None else bias.float().flatten(0, 1).contiguous()
+    out, lse = softmax(q, k, v, *clocks, bias, *bounds, keep, call.context.causal, call.scale, call.softcap)
+    return out.reshape(*call.q.shape[:3], -1), lse.reshape(*call.q.shape[:3], 1)
+
+
+def run_weighted(call: WeightedCall) -> tuple[Tensor, Tensor | None]:
+    """``weighted_sum``."""
+    from .weighted import weighted
+
+    q, k, v, clocks, bounds, keep = _tensors(call.q, call.k, call.v, call.context)
+    what = (call.context.causal, call.scale, list(call.coefficients), call.limit, call.with_total)
+    out, total = weighted(q, k, v, *clocks, *bounds, keep, *what)
+    shape = call.q.shape[:3]
+    return out.reshape(*shape, -1), total.reshape(*shape, 1) if call.with_total else None
+
+
+def _tensors(q: Tensor, k: Tensor, v: Tensor, c: Context) -> tuple[Any, ...]:
+    """As the kernels want them: sequences times kv heads in front, the query heads of each in a group, in one dtype; bounds in int32."""
+    (B, H, Tq, D), Hkv = q.shape, k.shape[1]
+    dtype = torch.promote_types(q.dtype, torch.promote_types(k.dtype, v.dtype))
+    q = q.to(dtype).reshape(B * Hkv, H // Hkv, Tq, D).contiguous()
+    k, v = (x.to(dtype).flatten(0, 1).contiguous() for x in (k, v))
+    clocks: tuple[Tensor | None, Tensor | None] = (None, None)
+    if c.clock is not None:
+        clocks = (c.query_times(c.clock).flatten(0, 1).contiguous(), c.clock.flatten(0, 1).contiguous())
+    bounds: tuple[Tensor | None, ...] = (None, None)
+    if c.cut:
+        bounds = tuple(x.expand(B, -1).repeat_interleave(Hkv, 0).int().contiguous() for x in c.bounds())
+    keep = None if c.keep is None else c.keep.repeat_interleave(Hkv, 0).contiguous()
+    return q, k, v, clocks, bounds, keep

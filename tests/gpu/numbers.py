@@ -1,0 +1,154 @@
+"""The kernels' numbers, in Triton's interpreter: outputs and all gradients against the dense reference in float64.
+
+Run by ``test_interpreter.py`` in a process of its own, because Triton reads TRITON_INTERPRET when kernels are defined. Tiles are 16 x 16,
+the smallest, so that a few dozen tokens make several of them: whole ones, cut ones, and a last one that is not full.
+"""
+
+import pytest
+import torch
+
+import softmax_rnn as sr
+from softmax_rnn.backends.triton import INTERPRETED, common, softmax, weighted
+
+from ..core.problems import Problem, assert_same, outputs_and_gradients
+from ..core.test_precision import rms_error
+
+assert INTERPRETED, "run me with TRITON_INTERPRET=1"
+
+T = 21
+PADDING = torch.arange(T)[None] >= torch.tensor([[0], [17]])
+DOCUMENTS = torch.stack([torch.arange(T) // 11, torch.arange(T) // 4])
+MASKS = {
+    "causal": {},
+    "bidirectional": {"causal": False},
+    "window": {"window": 5},
+    "documents": {"segment_ids": DOCUMENTS},
+    "padding": {"key_padding_mask": PADDING},
+    "all": {"window": 9, "segment_ids": DOCUMENTS, "key_padding_mask": PADDING},
+}
+OWN = {
+    "cap_decay_sink": sr.Mechanism(sr.Exp(softcap=2.0), sr.Sum(sink=True), decay="token"),
+    "clamp_decay": sr.Mechanism(sr.Exp(clamp=1.0), sr.Sum(min=1.0), decay="token"),
+    "signed": sr.Mechanism(sr.Taylor(3), sr.Unnormalised(), norm="l2"),
+    "cubic": sr.Mechanism(sr.Power(3), sr.Unnormalised()),
+    "constant": sr.Mechanism(sr.Power(0), sr.Sum()),
+    "near_4": sr.Mechanism(sr.Near(sr.Exp(), sr.Taylor(2), window=4), sr.Sum()),
+}
+CASES = [
+    *(("softmax", mask) for mask in MASKS),
+    *(("taylor2", mask) for mask in MASKS),
+    *(("cap_decay_sink", mask) for mask in ("causal", "all")),
+    *(("clamp_decay", mask) for mask in ("causal", "all")),
+    *((name, "causal") for name in ("fox", "length", "delta_softmax", "taylor10", "signed", "cubic", "constant", "near_4")),
+    ("taylor4_norm_decay", "documents"),
+    ("clamp_sum", "bidirectional"),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch):
+    for module in (softmax, weighted):
+        monkeypatch.setattr(module, "tile", lambda *_: common.Tile(16, 16))
+    for name, mechanism in OWN.items():
+        sr.register(name, mechanism)
+
+
+def exactly(problem):
+    """The same numbers in float64."""
+    exact = Problem(**{**vars(problem), "dtype": torch.float64})
+    exact.arguments = lambda m, leaves=True: {
+        n: x.detach().double().requires_grad_() for n, x in problem.arguments(m, leaves=False).items()
+    }
+    return exact
+
+
+@pytest.mark.parametrize(("name", "mask"), CASES)
+def test_float32(name, mask):
+    problem = Problem(B=2, H=2, Hkv=1, Tq=T, D=8, E=5, dtype=torch.float32, options=MASKS[mask])
+    found = outputs_and_gradients(name, problem, "parallel", backend="triton")
+    want = outputs_and_gradients(name, exactly(problem), "reference")
+    assert_same(found, want, 5e-6, common_scale=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["fox", "length", "taylor2", "signed", "clamp_decay"])
+def test_half_precision_is_within_twice_the_dense_error(name, dtype):
+    problem = Problem(B=1, H=2, Hkv=1, Tq=T, D=8, E=8, dtype=dtype, seed=3)
+    found = outputs_and_gradients(name, problem, "parallel", backend="triton")
+    exact = outputs_and_gradients(name, exactly(problem), "reference", rounded=dtype)
+    dense = outputs_and_gradients(name, problem, "reference")
+    for what, want in exact.items():
+        assert found[what].dtype == dtype
+        allowed = 2 * max(rms_error(dense[what], want), rms_error(want.to(dtype), want))
+        assert rms_error(found[what], want) <= allowed, what
+
+
+@pytest.mark.parametrize(("Tq", "Tk", "D", "E"), [(1, 1, 1, 1), (17, 17, 3, 20), (3, 50, 16, 16), (16, 16, 33, 2)])
+@pytest.mark.parametrize("name", ["fox", "taylor4"])
+def test_odd_sizes_and_caches(name, Tq, Tk, D, E):
+    p = Problem(B=1, H=3, Hkv=3, Tq=Tk, D=D, E=E, dtype=torch.float32)
+    args = p.arguments(name, leaves=False)
+    whole = sr.attention(mechanism=name, form="reference", **{n: x.double() for n, x in args.items()})
+    args["q"] = args["q"][:, :, Tk - Tq :]
+    if Tq == Tk:
+        out = sr.attention(mechanism=name, form="parallel", backend="triton", **args)
+    else:  # the last queries after a cache of keys
+        old = {n: x[:, :, : Tk - Tq] for n, x in args.items() if n != "q"}
+        new = {n: x[:, :, Tk - Tq :] for n, x in args.items() if n != "q"}
+        options = {"form": "parallel", "backend": "triton", "return_state": True}
+        _, state = sr.attention(old["k"], **old, mechanism=name, **options)
+        out, _ = sr.attention(args["q"], **new, mechanism=name, state=state, **options)
+    assert (out - whole[:, :, Tk - Tq :]).abs().max() <= 1e-5 * whole.abs().max()
+
+
+def test_default_tiles(monkeypatch):
+    monkeypatch.undo()
+    problem = Problem(B=1, H=1, Hkv=1, Tq=70, D=16, E=16, dtype=torch.float32)
+    for name in ("fox", "taylor2"):
+        found = outputs_and_gradients(name, problem, "parallel", backend="triton")
+        assert_same(found, outputs_and_gradients(name, exactly(problem), "reference"), 5e-6, common_scale=True)
+
+
+@pytest.mark.parametrize("order", [40, 79])
+def test_high_orders_are_the_orders_they_say(order):
+    series = sr.Mechanism(sr.Taylor(order), sr.Unnormalised())
+    q, one = torch.full((1, 1, 1, 1), 30.0, requires_grad=True), torch.ones(1, 1, 1, 1)
+
+    def value(x, unit, **how):
+        out = sr.attention(x, unit, unit, series, scale=1.0, **how)
+        return out.item(), torch.autograd.grad(out.sum(), x)[0].item()
+
+    want = value(q.detach().double().requires_grad_(), one.double(), form="reference")
+    assert value(q, one, form="parallel", backend="triton") == pytest.approx(want, rel=1e-5)
+
+
+def test_forgotten_keys_are_not_visited():
+    clock = torch.arange(0, -6400, -50, dtype=torch.float64)[None]
+    by_query, by_key = common.ranges(clock, clock, None, None, 128, 128, True, common.Tile(16, 16))
+    first, end = by_query[0, 4].tolist()
+    assert (first, end) == (
+        62,
+        80,
+    )  # the first query of the block, 64, remembers 62: 100 steps of the clock, and 110 are too many
+    assert by_key[0, 0].tolist() == [0, 18]
+
+
+def test_what_is_refused_says_why():
+    q = torch.randn(1, 1, 3, 200)
+    with pytest.raises(sr.MechanismError, match="200 and 200 channels, and its tiles at most 128"):
+        sr.attention(q, q, q, "taylor2", form="parallel", backend="triton")
+    with pytest.raises(sr.MechanismError, match="not in float64"):
+        sr.attention(*torch.randn(3, 1, 1, 4, 4).double().unbind(), "taylor2", form="parallel", backend="triton")
+    q = torch.randn(1, 1, 3, 4)
+    with pytest.raises(sr.MechanismError, match="channel decay"):
+        sr.attention(q, q, q, "wall", form="parallel", backend="triton", log_decay=-torch.rand(1, 1, 3, 4))
+
+
+def test_compiled_by_torch():
+    def run(q, k, v):
+        return sr.attention(q, k, v, "taylor2", form="parallel", backend="triton").sum()
+
+    q, k, v = (torch.randn(1, 2, 20, 8, requires_grad=True) for _ in range(3))
+    want = torch.autograd.grad(run(q, k, v), (q, k, v))
+    found = torch.autograd.grad(torch.compile(run, backend="aot_eager", fullgraph=True)(q, k, v), (q, k, v))
+    torch.testing.assert_close(found, want)
