@@ -25,11 +25,13 @@ from .slots.presets import mechanism as resolve
 from .state import State
 
 
-def add_inputs(layer: nn.Module, m: Mechanism, dim: int, heads: int, kv_heads: int, head_dim: int) -> None:
+def add_inputs(
+    layer: nn.Module, m: Mechanism, dim: int, heads: int, kv_heads: int, head_dim: int, key_dim: int | None = None
+) -> None:
     """Give a layer what the mechanism's slots declare: a projection of its ``dim`` channels for what changes with the token, a parameter
-    for the rest. Decay per head is fixed, as in RetNet: 1 - 2^(-5-h).
+    for the rest. Decay per head is fixed, as in RetNet: 1 - 2^(-5-h). ``key_dim`` is for keys that are not as wide as values.
     """
-    sizes = {"H": heads, "Hkv": kv_heads, "D": head_dim, "E": head_dim}
+    sizes = {"H": heads, "Hkv": kv_heads, "D": key_dim or head_dim, "E": head_dim}
     for x in m.inputs:
         width = [sizes[s] for s in x.sizes if s in sizes]
         if x.rate is not None:

@@ -87,6 +87,7 @@ LIMITS = {
     "num_attention_heads": 2**16,
     "num_key_value_heads": 2**16,
     "head_dim": 2**16,
+    "key_dim": 2**16,
     "vocab_size": 2**24,
     "max_position_embeddings": 2**30,
 }

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import Cache, StaticLayer
 from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb
 
@@ -108,9 +108,14 @@ class SoftmaxRnnAttention(LlamaAttention):
         self.mechanism: Mechanism = config.layer_mechanisms()[layer_idx]
         self.computed = ungated(self.mechanism)
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        add_inputs(self, self.mechanism, config.hidden_size, self.heads, self.kv_heads, self.head_dim)
+        self.key_dim = config.key_dim or self.head_dim
+        if self.key_dim != self.head_dim:
+            for name, heads in (("q_proj", self.heads), ("k_proj", self.kv_heads)):
+                setattr(self, name, nn.Linear(config.hidden_size, heads * self.key_dim, bias=config.attention_bias))
+        add_inputs(self, self.mechanism, config.hidden_size, self.heads, self.kv_heads, self.head_dim, self.key_dim)
+        self.beta_max = config.beta_max
         self.norm_factor = config.norm_scale if self.mechanism.norm == "l2" else 1.0
-        channels = (self.heads + 2 * self.kv_heads) * self.head_dim
+        channels = (self.heads + self.kv_heads) * self.key_dim + self.kv_heads * self.head_dim
         self.conv = ShortConv(channels, config.conv) if config.conv else None
         self.rope = config.rope
 
@@ -150,8 +155,8 @@ class SoftmaxRnnAttention(LlamaAttention):
         if self.conv is not None:
             mixed, tail = self.conv(torch.cat(projected, -1), tail, keep, documents)
             projected = list(mixed.split([p.shape[-1] for p in projected], -1))
-        shape = (*h.shape[:-1], -1, self.head_dim)
-        q, k, v = (p.view(shape).transpose(1, 2) for p in projected)
+        widths = (self.key_dim, self.key_dim, self.head_dim)
+        q, k, v = (p.unflatten(-1, (-1, d)).transpose(1, 2) for p, d in zip(projected, widths, strict=True))
         if self.rope:
             assert x.positions is not None
             q, k = apply_rotary_pos_emb(q, k, *x.positions)
@@ -165,7 +170,10 @@ class SoftmaxRnnAttention(LlamaAttention):
 
     def options(self, hidden_states: Tensor) -> dict[str, Tensor | None]:
         """What the mechanism wants beyond q, k and v."""
-        return {**make_inputs(self, self.computed, hidden_states, self.heads, self.kv_heads)}
+        made: dict[str, Tensor | None] = {**make_inputs(self, self.computed, hidden_states, self.heads, self.kv_heads)}
+        if self.beta_max != 1.0 and (beta := made.get("beta")) is not None:
+            made["beta"] = self.beta_max * beta
+        return made
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """The one call, without a cache."""
@@ -242,6 +250,6 @@ class SoftmaxRnnAttention(LlamaAttention):
         copies = sum(m.kernel == self.mechanism.kernel for m in self.config.layer_mechanisms())
         columns = self.head_dim + int(self.mechanism.denominator.needs_sum)
         check_state_size(
-            self.mechanism.kernel, self.head_dim, columns, batch * self.k_proj.out_features // self.head_dim * copies,
+            self.mechanism.kernel, self.key_dim, columns, batch * self.k_proj.out_features // self.key_dim * copies,
             otherwise="past_key_values=DynamicCache() keeps keys and values instead",
         )  # fmt: skip

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from transformers import (
 )
 from transformers import initialization as init
 from transformers.cache_utils import Cache
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaPreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaPreTrainedModel, LlamaRotaryEmbedding
 
 from ..errors import MechanismError, MechanismWarning
 from ..nn import ShortConv, starts
@@ -51,6 +52,8 @@ class SoftmaxRnnConfig(LlamaConfig):
             factor of the L2 norm, which has no weight.
         conv: the width of a causal depthwise convolution on queries, keys and values, which starts as the identity; 0 has none.
         rope: False leaves rotary positions out (decay and convolutions tell the order of tokens, too).
+        key_dim: the width of a head's queries and keys, if it is not ``head_dim``, which is then that of its values.
+        beta_max: how much of the old value the delta rule replaces at most: 1, or 2, which may turn it around.
         authors_cosine: set by ``load_authors`` only, for ``linear_cosine`` as the authors' code computes it.
 
     >>> SoftmaxRnnConfig(mechanism="taylor2").layer_mechanisms()[0] == resolve("taylor2")
@@ -66,6 +69,8 @@ class SoftmaxRnnConfig(LlamaConfig):
     norm_scale: float = 1.0
     conv: int = 0
     rope: bool = True
+    key_dim: int | None = None
+    beta_max: float = 1.0
     authors_cosine: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -77,8 +82,13 @@ class SoftmaxRnnConfig(LlamaConfig):
             raise _wrong_number(self)
         if isinstance(self.conv, bool) or not 0 <= self.conv <= 64:
             raise MechanismError(f"conv must be 0 or the width of a short convolution, at most 64, got {self.conv}.")
-        if self.rope and (self.head_dim is None or self.head_dim % 2):
-            raise MechanismError(f"head_dim must be even, because RoPE turns pairs of channels; got {self.head_dim}.")
+        name, width = ("head_dim", self.head_dim) if self.key_dim is None else ("key_dim", self.key_dim)
+        if width is None or isinstance(width, bool) or width < 1:
+            raise MechanismError(f"{name} must be a whole number of at least 1, got {width}.")
+        if self.rope and width % 2:
+            raise MechanismError(f"{name} must be even, because RoPE turns pairs of channels; got {width}.")
+        if not 0 < self.beta_max <= 2:
+            raise MechanismError(f"beta_max must be above 0 and at most 2, got {self.beta_max}.")
         if self.attention_dropout:
             raise MechanismError(
                 f"attention_dropout must be 0: mechanisms have no dropout on weights, got {self.attention_dropout}."
@@ -214,6 +224,10 @@ class SoftmaxRnnModel(SoftmaxRnnPreTrainedModel, LlamaModel):
     def use_mechanism(self) -> None:
         """Put our attention into the layers of a Llama."""
         self.mechanism = self.config.mechanism
+        if self.config.key_dim is not None:  # Llama's rotary positions have the width of its heads
+            narrow = copy.copy(self.config)
+            narrow.head_dim = self.config.key_dim
+            self.rotary_emb = LlamaRotaryEmbedding(narrow)
         for index, layer in enumerate(self.layers):
             layer.self_attn = _attention_class(self.config)(self.config, index)
 
