@@ -29,7 +29,11 @@ from .options import add_options, check_range, merge, replaced, typed_options
 from .tokenizer import TokenizerConfig
 
 Tracker = Literal["none", "trackio", "tensorboard", "wandb"]
-ADDED: dict[str, dict[str, Any]] = {"model": {"init": None, "train": "all"}, "": {"plugins": []}}  # since 0.1.0
+ADDED: dict[str, dict[str, Any]] = {  # since 0.1.0
+    "model": {"init": None, "train": "all"},
+    "data": {"masked": 0.0},
+    "": {"plugins": []},
+}
 LONGEST_NAME = 255  # of a file, in bytes
 
 

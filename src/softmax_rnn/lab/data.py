@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Literal
 
@@ -60,6 +60,7 @@ class DataConfig:
         test_fraction: the share of documents held out; of a text in one file, of its blocks.
         split_seed: another seed, another split.
         max_tokens: stop tokenising after so many; needed for hub datasets, which have no end.
+        masked: hide this share of the tokens and predict them from both sides; 0 predicts the next token.
     """
 
     source: str = "stdlib"
@@ -70,11 +71,16 @@ class DataConfig:
     test_fraction: float = 0.01
     split_seed: int = 0
     max_tokens: int | None = None
+    masked: float = 0.0
 
     def __post_init__(self) -> None:
         check_range("data", self, length=(2, 2**24), max_tokens=(1, 10**15), split_seed=(-(2**63), 2**63 - 1))
         if not 0 < self.test_fraction < 1:
             raise UserError(f"data.test_fraction must be between 0 and 1, got {self.test_fraction}.")
+        if not 0 <= self.masked < 1:
+            raise UserError(f"data.masked must be at least 0 and below 1, got {self.masked}.")
+        if self.masked and (self.source.startswith("task:") or self.batching != "packed"):
+            raise UserError("data.masked is for packed rows of a text; a task says itself what is asked.")
 
 
 def is_test(text: str, fraction: float, seed: int) -> bool:
@@ -91,13 +97,14 @@ def is_test(text: str, fraction: float, seed: int) -> bool:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a run trains on."""
+    """What a run trains on; ``both_sides`` says that what is asked stands where the label is, and every token sees every other one."""
 
     tokenizer: PreTrainedTokenizerFast
-    train: Rows | TaskRows
-    test: Rows | TaskRows
+    train: Rows | TaskRows | MaskedRows
+    test: Rows | TaskRows | MaskedRows
     fingerprint: str
     license: str
+    both_sides: bool = False
 
 
 def prepare(config: DataConfig, tokenizer: TokenizerConfig, *, quiet: bool = False) -> Prepared:
@@ -121,7 +128,7 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, *, quiet: bool = Fal
                 f"The {split} set of {config.source} is smaller than one row of {config.length} tokens: give more text, a smaller "
                 "data.length, or another data.test_fraction."
             )
-    return found
+    return mask(found, config) if config.masked else found
 
 
 def _both_sets(corpus: Corpus, config: DataConfig) -> bool:
@@ -198,13 +205,46 @@ class Rows:
         return self.tokens.stream[start : min(int(self.tokens.ends[index]), start + self.length)]
 
 
+MASK = "<|mask|>"
+
+
+@dataclass(frozen=True)
+class MaskedRows:
+    """Rows with some tokens hidden, (2, length) each: what is read, and the hidden tokens as labels. A row always hides the same."""
+
+    rows: Rows
+    share: float
+    mask: int
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        tokens = np.array(self.rows[index], np.int64)
+        rng = np.random.default_rng([self.seed, index])
+        hidden = rng.random(len(tokens)) < self.share
+        hidden[rng.integers(len(tokens))] = True  # at least one
+        return np.stack([np.where(hidden, self.mask, tokens), np.where(hidden, tokens, -100)])
+
+
+def mask(found: Prepared, config: DataConfig) -> Prepared:
+    """The same text with hidden tokens; the tokenizer gets a token that stands for them."""
+    found.tokenizer.add_special_tokens({"mask_token": MASK})
+    share, token, seed = config.masked, found.tokenizer.mask_token_id, abs(config.split_seed)
+    assert isinstance(found.train, Rows)
+    assert isinstance(found.test, Rows)
+    train, test = MaskedRows(found.train, share, token, seed), MaskedRows(found.test, share, token, seed + 1)
+    return replace(found, train=train, test=test, both_sides=True, fingerprint=f"{found.fingerprint}-masked-{share}")
+
+
 class Order:
     """Rows in the order of training: item i is the same row whatever the number of processes, and after every restart.
 
     Each epoch is a new permutation, seeded by (seed, epoch); the length is exactly what the run consumes.
     """
 
-    def __init__(self, rows: Rows | TaskRows, count: int, seed: int) -> None:
+    def __init__(self, rows: Rows | TaskRows | MaskedRows, count: int, seed: int) -> None:
         self.rows, self.count, self.seed = rows, count, seed
         self._epoch, self._permutation = -1, np.empty(0, np.int64)
 

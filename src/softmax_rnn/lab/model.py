@@ -11,7 +11,7 @@ from ..errors import MechanismWarning, UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-    from ..models import SoftmaxRnnConfig, SoftmaxRnnForCausalLM
+    from ..models import SoftmaxRnnConfig, SoftmaxRnnForCausalLM, SoftmaxRnnForMaskedLM
     from ..slots.mechanism import Mechanism
 
 
@@ -161,15 +161,15 @@ def build_errors() -> Iterator[None]:
 
 
 def build_model(
-    config: ModelConfig, tokenizer: "PreTrainedTokenizerFast", length: int, seed: int
-) -> "SoftmaxRnnForCausalLM":
-    """A new model, its weights decided by the seed alone."""
+    config: ModelConfig, tokenizer: "PreTrainedTokenizerFast", length: int, seed: int, both_sides: bool = False
+) -> "SoftmaxRnnForCausalLM | SoftmaxRnnForMaskedLM":
+    """A new model, its weights decided by the seed alone; ``both_sides`` is for one that sees what comes after, too."""
     import torch
 
-    from ..models import SoftmaxRnnForCausalLM
+    from ..models import SoftmaxRnnForCausalLM, SoftmaxRnnForMaskedLM
 
     settings = model_config(config, tokenizer, length)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         with build_errors():
-            return SoftmaxRnnForCausalLM(settings)
+            return SoftmaxRnnForMaskedLM(settings) if both_sides else SoftmaxRnnForCausalLM(settings)

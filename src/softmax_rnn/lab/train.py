@@ -110,7 +110,9 @@ def _train(config: RunConfig, stop: Any, quiet: bool) -> Outcome:
     data = prepare(config.data, tokenizer, quiet=quiet or not first)
     arguments = training_arguments(config, world, micro)
     if source is None:
-        model: Any = build_model(config.model, data.tokenizer, config.data.length, config.seed)
+        model: Any = build_model(config.model, data.tokenizer, config.data.length, config.seed, data.both_sides)
+    elif data.both_sides:
+        raise UserError(f"A model that sees both sides starts anew: leave --model.init {config.model.init} out.")
     else:
         model = start_from(config.model, source, data, config.seed, quiet=quiet or not first)
     with open_folder(config, data.fingerprint, world, first) as opened:

@@ -39,6 +39,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from ..models import SoftmaxRnnForMaskedLM
 from ..tasks.source import TaskRows
 from . import checkpoint
 from .data import collate
@@ -149,16 +150,17 @@ class RunTrainer(Trainer):
         total = torch.zeros(3, dtype=torch.float64, device=self.args.device)
         model = self.model
         model.eval()
+        shift = 0 if isinstance(model, SoftmaxRnnForMaskedLM) else 1  # a causal model answers one token earlier
         for start in range(0, len(test), size * world):
             mine = range(start + rank * size, min(start + (rank + 1) * size, len(test)))
             batch = collate([test[i] for i in mine or [0]], pad=0)
             batch = {name: tensor.to(self.args.device) for name, tensor in batch.items()}
             out = model(**batch, num_items_in_batch=1)  # the loss is the sum over tokens
             if mine:
-                labels = batch["labels"][:, 1:]
+                labels = batch["labels"][:, shift:]
                 # For a text of a large vocabulary the share of right guesses would cost more than it says.
                 right = (
-                    (out.logits[:, :-1].argmax(-1) == labels).sum()
+                    (out.logits[:, : out.logits.shape[1] - shift].argmax(-1) == labels).sum()
                     if isinstance(test, TaskRows)
                     else labels.new_zeros(())
                 )
@@ -270,7 +272,7 @@ def shard(model: nn.Module) -> None:
     """Shard every decoder layer, then what is left, over all processes."""
     from ..models import SoftmaxRnnForCausalLM
 
-    assert isinstance(model, SoftmaxRnnForCausalLM)
+    assert isinstance(model, SoftmaxRnnForCausalLM | SoftmaxRnnForMaskedLM)
     for layer in model.model.layers:
         fully_shard(layer)
     fully_shard(model)

@@ -47,11 +47,13 @@ class SoftmaxRnnForMaskedLM(SoftmaxRnnPreTrainedModel):
         **kwargs: Any,
     ) -> MaskedLMOutput:
         """Logits for every token; the loss is over those whose label is not -100."""
-        return_dict = kwargs.pop("return_dict", None)
+        return_dict, items = kwargs.pop("return_dict", None), kwargs.pop("num_items_in_batch", None)
         kwargs |= {"is_causal": False, "use_cache": False, "return_dict": True}
         body = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
         logits = self.lm_head(body.last_hidden_state)
-        loss = None if labels is None else self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, num_items_in_batch=items)
         out = MaskedLMOutput(loss=loss, logits=logits, hidden_states=body.hidden_states, attentions=body.attentions)
         return out.to_tuple() if return_dict is False else out  # type: ignore[return-value]
 

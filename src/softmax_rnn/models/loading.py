@@ -50,6 +50,8 @@ def load_model(
     except Exception as error:  # a damaged file can fail anywhere in its reader
         raise _cannot_load("model", path, error) from None
     model, found = loaded
+    if auto is AutoModelForCausalLM and "SoftmaxRnnForMaskedLM" in (model.config.architectures or ()):
+        raise UserError(f"{path} predicts hidden words from both sides: it is no causal language model.")
     # Where a tensor is missing or has another shape, transformers goes on with random numbers.
     missing, wrong = sorted(found.get("missing_keys", ())), sorted(found.get("mismatched_keys", ()))
     if missing:

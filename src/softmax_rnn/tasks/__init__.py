@@ -13,19 +13,17 @@ import difflib
 from dataclasses import fields
 
 from ..errors import UserError
+from .associative import MQAR, ForgettingMQAR, FuzzyRecall, NoisyRecall
 from .base import NOTHING, Task
-from .copying import SelectiveCopy
-from .fuzzy import FuzzyRecall, NoisyRecall
-from .mqar import MQAR, ForgettingMQAR
-from .ngrams import NGrams
-from .tracking import Parity, SymmetricGroup
+from .digits import Digits
+from .sequences import NGrams, Parity, SelectiveCopy, SymmetricGroup
 
 __all__ = ["NOTHING", "PREFIX", "TASKS", "Task", "task"]
 
 PREFIX = "task:"
 TASKS: dict[str, type[Task]] = {
     kind.name: kind
-    for kind in (MQAR, ForgettingMQAR, NoisyRecall, FuzzyRecall, SelectiveCopy, Parity, SymmetricGroup, NGrams)
+    for kind in (MQAR, ForgettingMQAR, NoisyRecall, FuzzyRecall, SelectiveCopy, Parity, SymmetricGroup, NGrams, Digits)
 }
 
 

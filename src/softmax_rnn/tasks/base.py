@@ -18,7 +18,9 @@ import numpy as np
 from ..errors import UserError
 
 NOTHING = -100  # the label that torch's cross-entropy leaves out
+TRAIN, TEST = 0, 1  # the second number of a seed
 BLOCK_ROWS = 512  # rows made at once
+LONGER = (2, 4)  # times the length of training
 LARGEST = 2**16  # of any size of a task: token ids and row numbers stay small
 
 Rows = tuple[np.ndarray, np.ndarray]  # tokens and answers
@@ -37,6 +39,7 @@ class Task(ABC):
     published: ClassVar[str]  # where the task comes from
     length: ClassVar[int]  # tokens per row, unless the run says otherwise
     at_least: ClassVar[dict[str, int]] = {}  # the smallest value of each field of a task, 1 if it is not here
+    both_sides: ClassVar[bool] = False  # whether a model may look at what comes after, too; then answers stand where they are asked
 
     rows: int = 65536
     test_rows: int = 512
@@ -68,6 +71,10 @@ class Task(ABC):
                 f"task:{self.name} with {self.sizes()} needs rows of at least {self.shortest} tokens, got {length}: "
                 "raise data.length, or make the task smaller."
             )
+
+    def longer(self, length: int) -> dict[int, int]:
+        """At which greater lengths a model is tested, too, and on how many rows: about as many tokens each."""
+        return {n * length: max(1, self.test_rows // n) for n in LONGER}
 
     def sizes(self) -> str:
         """The task's own fields, as a list in words."""

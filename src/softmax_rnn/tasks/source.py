@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from . import task
-from .base import NOTHING, Task
+from .base import NOTHING, TEST, TRAIN, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from ..lab.data import DataConfig, Prepared
 
-LONGER = (2, 4)  # times the length of training: at which lengths a model is tested, too
-TRAIN, TEST = 0, 1  # of the seed
 END = "<|end|>"
 
 
@@ -41,8 +39,10 @@ class TaskRows:
 
 
 def rows_of(made: Task, rows: int, length: int, *seed: int) -> TaskRows:
-    """Rows with the labels of a language model."""
+    """Rows with the labels of a language model; of one that sees both sides, where they are asked."""
     tokens, answers = made.generate(rows, length, *seed)
+    if made.both_sides:
+        return TaskRows(tokens, answers)
     labels = np.full_like(answers, NOTHING)
     labels[:, 1:] = answers[:, :-1]
     return TaskRows(tokens, labels)
@@ -54,13 +54,12 @@ def prepare_task(config: DataConfig) -> Prepared:
 
     made, seed = task(config.source), abs(config.split_seed)
     made.check(config.length)
-    longer = {n * config.length: max(1, made.test_rows // n) for n in LONGER}  # about as many tokens each
     test = rows_of(made, made.test_rows, config.length, seed, TEST)
-    for length, rows in longer.items():
+    for length, rows in made.longer(config.length).items():
         test.longer[length] = rows_of(made, rows, length, seed, TEST, length)
     train = rows_of(made, made.rows, config.length, seed, TRAIN)
     key = hashlib.sha256(f"1 {made!r} {config.length} {config.split_seed}".encode()).hexdigest()
-    return Prepared(tokenizer(made.vocabulary), train, test, key, "generated")
+    return Prepared(tokenizer(made.vocabulary), train, test, key, "generated", made.both_sides)
 
 
 def tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
