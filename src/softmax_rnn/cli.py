@@ -22,6 +22,10 @@ COMMANDS = {
     "train": ("softmax_rnn.lab.train", "train a model with any mechanism"),
     "sweep": ("softmax_rnn.lab.sweep", "train a grid of them, on this machine or on SLURM"),
     "recall": ("softmax_rnn.tasks.recall", "which mechanism recalls how much, with how large a state: generated tasks"),
+    "frontier": (
+        "softmax_rnn.frontier.command",
+        "quality against memory and work, and claims of our own about expressiveness",
+    ),
     "reproduce": ("softmax_rnn.paper.reproduce", "the paper's figures and claims: train, judge, draw, report"),
     "report": ("softmax_rnn.report.command", "an offline page from any runs: curves, tables, the paper's verdicts"),
     "pack": ("softmax_rnn.lab.packed", "put finished runs into a few files, to keep or commit"),

@@ -38,7 +38,7 @@ def test_runs_differ_in_what_is_compared_alone():
     (cell,), setting = planned("parity", "--mechanisms", "norm", "--key-dim", "4", "--seeds", "2")
     one = setting.config(cell, 0.003, 1)
     assert (one.data.source, one.data.length, one.seed, one.train.lr) == ("task:parity", 32, 1, 0.003)
-    assert (one.model.mechanism, one.model.overrides["head_dim"], one.model.overrides["conv"]) == ("norm", 4, 3)
+    assert (one.model.mechanism, one.model.overrides["key_dim"], one.model.overrides["conv"]) == ("norm", 4, 3)
     assert one.folder != setting.config(cell, 0.01, 1).folder
 
 
@@ -75,7 +75,7 @@ def test_the_best_rate_counts_and_intervals_are_over_seeds(tmp_path):
     assert found.longer == {128: pytest.approx(0.46), 256: 0.0}
     assert not found.constant
     assert (
-        found.state_bytes == 64 * (16 + 16) * 4 + 2 * 3 * 16 * 4
+        found.state_bytes == 64 * (16 + 64) * 4 + 2 * (2 * 16 + 64) * 4
     )  # keys and values, and two inputs of the convolution
     other = recall.collect(taylor2, setting)
     assert (other.lr, other.accuracy) == (0.001, 0.5)  # one run at the other rate is missing
@@ -86,7 +86,7 @@ def test_the_best_rate_counts_and_intervals_are_over_seeds(tmp_path):
     lines = table([found, other])
     assert lines[1].startswith("mqar,pairs=16, rows of 64 tokens (Arora")
     assert lines[3].split()[:3] == ["softmax", "16", "92.0%"]
-    assert "8.375 KB, grows" in lines[3]
+    assert "20.75 KB, grows" in lines[3]
     assert lines[4].split()[0] == "taylor2"
     data = json.loads(write([found, other], {"steps": 600}, tmp_path / "recall.json").read_text())
     assert data["results"][0]["accuracy"] == pytest.approx(0.92)
@@ -113,7 +113,7 @@ def test_nothing_finished_is_nothing_found(tmp_path):
         (["mqar,pairs=2", "--pairs", "2"], "--pairs cannot be used"),
         (["--mechanisms", "sofmax"], "did you mean softmax"),
         (["--orders", "two"], "whole number"),
-        (["--key-dim", "5"], "head_dim must be even"),
+        (["--key-dim", "5"], "key_dim must be even"),
         (["--lr", "nan"], "--lr"),
         (["--seeds", "0"], "--seeds"),
         (["--out", "/dev/null/x", "--steps", "1"], "/dev/null"),

@@ -28,14 +28,14 @@ from .scales import BASE, GRID, Cell, Scale, Setting
 if TYPE_CHECKING:
     from .results import Results
 
-Metric = Literal["test_loss", "spikes", "sensitivity"]
+Metric = Literal["test_loss", "spikes", "sensitivity", "accuracy"]
 Where = Literal["main", "all"]
 Region = tuple[float, float]
 
 MARGIN = 0.03
 LEEWAY = 0.1
 INFINITE = math.inf
-UNITS = {"test_loss": "nats", "spikes": "spikes per run", "sensitivity": "nats"}
+UNITS = {"test_loss": "nats", "spikes": "spikes per run", "sensitivity": "nats", "accuracy": "of the answers"}
 # Two-sided 95% points of Student's t by degrees of freedom; more than nine take the last, which is on the safe side.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 

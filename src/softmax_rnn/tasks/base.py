@@ -39,7 +39,9 @@ class Task(ABC):
     published: ClassVar[str]  # where the task comes from
     length: ClassVar[int]  # tokens per row, unless the run says otherwise
     at_least: ClassVar[dict[str, int]] = {}  # the smallest value of each field of a task, 1 if it is not here
-    both_sides: ClassVar[bool] = False  # whether a model may look at what comes after, too; then answers stand where they are asked
+    both_sides: ClassVar[bool] = (
+        False  # whether a model may look at what comes after, too; then answers stand where they are asked
+    )
 
     rows: int = 65536
     test_rows: int = 512

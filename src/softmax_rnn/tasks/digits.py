@@ -30,7 +30,9 @@ class Digits(Task):
     """
 
     name: ClassVar[str] = "digits"
-    published: ClassVar[str] = "Alpaydin and Kaynak 1998, as scikit-learn carries it; patches as in ViT (arXiv 2010.11929)"
+    published: ClassVar[str] = (
+        "Alpaydin and Kaynak 1998, as scikit-learn carries it; patches as in ViT (arXiv 2010.11929)"
+    )
     length: ClassVar[int] = 65
     both_sides: ClassVar[bool] = True
 
@@ -43,7 +45,9 @@ class Digits(Task):
         if self.patches not in (16, 64):
             raise UserError(f"task:{self.name} has 16 or 64 patches, got {self.patches}.")
         if self.rows + self.test_rows > IMAGES:
-            raise UserError(f"task:{self.name} has {IMAGES:,} images, got {self.rows} rows and {self.test_rows} test rows.")
+            raise UserError(
+                f"task:{self.name} has {IMAGES:,} images, got {self.rows} rows and {self.test_rows} test rows."
+            )
 
     @property
     def levels(self) -> int:
@@ -63,7 +67,9 @@ class Digits(Task):
     def check(self, length: int) -> None:
         """An image has one length."""
         if length != self.shortest:
-            raise UserError(f"task:{self.name} with {self.patches} patches has rows of {self.shortest} tokens, got {length}.")
+            raise UserError(
+                f"task:{self.name} with {self.patches} patches has rows of {self.shortest} tokens, got {length}."
+            )
 
     def longer(self, length: int) -> dict[int, int]:
         """Images do not get longer."""
@@ -97,6 +103,8 @@ def load() -> tuple[np.ndarray, np.ndarray]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise UserError("task:digits needs scikit-learn, which has the images: pip install 'softmax-rnn[digits]'.") from None
+        raise UserError(
+            "task:digits needs scikit-learn, which has the images: pip install 'softmax-rnn[digits]'."
+        ) from None
     images, classes = load_digits(return_X_y=True)
     return images.reshape(-1, 8, 8).astype(np.int64), classes

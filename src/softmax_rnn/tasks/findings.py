@@ -41,7 +41,7 @@ class Result:
     low: float | None
     high: float | None
     longer: dict[int, float]
-    state_bytes: int
+    state_bytes: int | None
     constant: bool
     rates: dict[float, list[float]]
 
@@ -62,7 +62,8 @@ def table(results: Sequence[Result]) -> list[str]:
         for r in some:
             interval = "one seed" if r.low is None or r.high is None else f"{r.low:.1%} to {r.high:.1%}"
             at = "  ".join(f"{x:>7.1%}" for x in r.longer.values())
-            size = readable_bytes(r.state_bytes) + ("" if r.constant else ", grows")
+            size = "both sides" if r.state_bytes is None else readable_bytes(r.state_bytes)
+            size += "" if r.constant else ", grows"
             lines.append(
                 f"{r.cell.mechanism:<18} {r.cell.key_dim:>7}  {r.accuracy:>8.1%} {interval:>16}  {at}  {size:>15}  {r.lr:>6g}"
             )
@@ -86,7 +87,7 @@ def draw(results: Sequence[Result], path: Path) -> Path:
 
     sources = list(dict.fromkeys(r.cell.source for r in results))
     panels = [
-        sorted((r for r in results if r.cell.source == s), key=lambda r: (not r.constant, r.state_bytes))
+        sorted((r for r in results if r.cell.source == s), key=lambda r: (not r.constant, r.state_bytes or 0))
         for s in sources
     ]
     sizes = [len(panel) + 1 for panel in panels]
@@ -119,7 +120,7 @@ def _bars(axis: Any, panel: Sequence[Result]) -> None:
     above = [100 * (r.high - r.accuracy) if r.high is not None else 0.0 for r in panel]
     axis.barh(place, percent, color=[CONSTANT if r.constant else GROWS for r in panel], height=0.7)
     axis.errorbar(percent, place, xerr=[below, above], fmt="none", ecolor=INK, lw=0.8)
-    labels = [f"{r.cell.mechanism}, d={r.cell.key_dim}, {readable_bytes(r.state_bytes)}" for r in panel]
+    labels = [f"{r.cell.mechanism}, d={r.cell.key_dim}, {readable_bytes(r.state_bytes or 0)}" for r in panel]
     axis.set_yticks(place, labels)
     axis.set(xlim=(0, 100), title=f"{cell.source.removeprefix('task:')}, rows of {cell.length}")
     axis.invert_yaxis()

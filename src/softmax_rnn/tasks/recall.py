@@ -23,7 +23,6 @@ from ..cli import Parser, decimal, whole
 from ..errors import UserError
 from . import TASKS, Task, task
 from .findings import Cell, Result, draw, table, write
-from .source import LONGER
 
 if TYPE_CHECKING:
     from ..lab.config import RunConfig
@@ -42,6 +41,7 @@ class Setting:
     hidden: int
     heads: int
     conv: int
+    rope: bool
     rates: tuple[float, ...]
     seeds: int
     out: Path
@@ -56,8 +56,10 @@ class Setting:
             "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads,
             "num_key_value_heads": self.heads,
-            "head_dim": cell.key_dim,
-            **({"conv": self.conv} if self.conv else {}),
+            "head_dim": self.hidden // self.heads,  # of the values
+            "key_dim": cell.key_dim,
+            "rope": self.rope,
+            **({"conv": self.conv} if self.conv and not cell.task.both_sides else {}),
         }
         schedule = {
             "steps": self.steps,
@@ -145,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
         type=whole(2, 1024),
         default=[16],
         metavar="D",
-        help="width of a head's keys (default: 16)",
+        help="width of a head's keys (default: 16); its values are as wide as the model",
     )
     p.add_argument(
         "--pairs", nargs="+", type=whole(1, 2**16), metavar="N", help="pairs of key and value in a row (default: 16)"
@@ -173,6 +175,9 @@ def _parser() -> argparse.ArgumentParser:
         type=whole(0, 64),
         default=3,
         help="width of the short convolution on q, k and v; 0 has none (default: 3)",
+    )
+    p.add_argument(
+        "--no-rope", action="store_true", help="leave rotary positions out: convolution or decay tell the order"
     )
     p.add_argument(
         "--out",
@@ -204,7 +209,15 @@ def plan(options: argparse.Namespace) -> tuple[list[Cell], Setting]:
         ]
     rates = tuple(sorted(set(options.lr)))
     setting = Setting(
-        options.steps, options.layers, options.hidden, options.heads, options.conv, rates, options.seeds, options.out
+        options.steps,
+        options.layers,
+        options.hidden,
+        options.heads,
+        options.conv,
+        not options.no_rope,
+        rates,
+        options.seeds,
+        options.out,
     )
     return cells, setting
 
@@ -225,7 +238,7 @@ def _sources(tasks: Sequence[str], pairs: Sequence[int] | None) -> list[str]:
 
 def _length(made: Task) -> int:
     """The task's own length, or the next power of two that everything fits in."""
-    return max(made.length, 1 << (made.shortest - 1).bit_length())
+    return made.shortest if made.both_sides else max(made.length, 1 << (made.shortest - 1).bit_length())
 
 
 def _model(cell: Cell, setting: Setting) -> Any:
@@ -233,15 +246,17 @@ def _model(cell: Cell, setting: Setting) -> Any:
     from .source import tokenizer
 
     config = setting.config(cell, setting.rates[0], 0)
-    return build_model(config.model, tokenizer(cell.task.vocabulary), cell.length, seed=0)
+    return build_model(config.model, tokenizer(cell.task.vocabulary), cell.length, 0, cell.task.both_sides)
 
 
-def state_bytes(cell: Cell, setting: Setting, length: int) -> int:
-    """Bytes that one layer remembers after so many tokens of one row, measured on the model's cache."""
+def state_bytes(cell: Cell, setting: Setting, length: int) -> int | None:
+    """Bytes that one layer remembers after so many tokens of one row, measured on the model's cache; a model of both sides has none."""
     import torch
 
     from ..models.cache import cache_bytes
 
+    if cell.task.both_sides:
+        return None
     model = _model(cell, setting).eval()
     with torch.no_grad():
         cache = model(torch.zeros(1, length, dtype=torch.long), use_cache=True).past_key_values
@@ -256,7 +271,7 @@ def collect(cell: Cell, setting: Setting) -> Result | None:
         return None
     lr = max(whole, key=lambda rate: statistics.fmean(x[cell.length] for x in whole[rate]))
     mean, low, high = _interval([x[cell.length] for x in whole[lr]])
-    longer = {n * cell.length: statistics.fmean(x[n * cell.length] for x in whole[lr]) for n in LONGER}
+    longer = {n: statistics.fmean(x[n] for x in whole[lr]) for n in cell.task.longer(cell.length)}
     here, later = (state_bytes(cell, setting, n * cell.length) for n in (1, 2))
     rates = {rate: [x[cell.length] for x in seeds] for rate, seeds in whole.items()}
     return Result(cell, lr, mean, low, high, longer, here, here == later, rates)
@@ -273,7 +288,7 @@ def _accuracies(config: RunConfig) -> dict[int, float] | None:
     if run.status not in ("done", "diverged"):
         return None
     length, bad = config.data.length, run.status == "diverged"
-    names = {length: "test_accuracy", **{n * length: f"test_accuracy_{n * length}" for n in LONGER}}
+    names = {length: "test_accuracy", **{n: f"test_accuracy_{n}" for n in task(config.data.source).longer(length)}}
     return {n: 0.0 if bad else float(run.last(name)) for n, name in names.items()}
 
 
