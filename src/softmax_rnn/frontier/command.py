@@ -12,9 +12,16 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..cli import Parser
 from ..errors import UserError
+
+if TYPE_CHECKING:
+    from .design import Point
+    from .results import Found
+
+TOGETHER = 12  # points
 
 
 def main(argv: list[str]) -> int:
@@ -65,30 +72,29 @@ def _parser() -> argparse.ArgumentParser:
     return p
 
 
-def _train(points: list, found: object, options: argparse.Namespace) -> int:  # type: ignore[type-arg]
-    """Choose learning rates first, then run the seeds that count; twice through the list is enough."""
+def _train(points: list[Point], found: Found, options: argparse.Namespace) -> int:
+    """Some points at a time: the learning rate is chosen first, then come the seeds that count."""
     from ..lab.sweep import run_all
-    from .results import Found
 
-    assert isinstance(found, Found)
-    code = 0
-    for _ in range(2):
-        runs = [point.config(lr, seed, found.root) for point in points for lr, seed in found.wanted(point)]
-        if not runs:
-            break
-        code = run_all(runs, options, name="frontier")
-        if options.slurm or code not in (0, 1):
-            break
-        found.forget()
-    return code
+    worst = 0
+    for begin in range(0, len(points), TOGETHER):
+        for _ in range(2):
+            some = points[begin : begin + TOGETHER]
+            runs = [point.config(lr, seed, found.root) for point in some for lr, seed in found.wanted(point)]
+            if not runs:
+                continue
+            code = run_all(runs, options, name="frontier")
+            if code not in (0, 1):
+                return code
+            worst = max(worst, code)
+            found.forget()
+    return worst
 
 
-def _write(found: object, out: Path) -> int:
+def _write(found: Found, out: Path) -> int:
     from .page import write
-    from .results import Found
     from .summary import summarise, table
 
-    assert isinstance(found, Found)
     report = summarise(found)
     if not report.points:
         print("No point has all of its runs yet: nothing to draw.")
