@@ -76,6 +76,10 @@ def _train(points: list[Point], found: Found, options: argparse.Namespace) -> in
     """Some points at a time: the learning rate is chosen first, then come the seeds that count."""
     from ..lab.sweep import run_all
 
+    if options.slurm:  # what can be queued now; the same command again queues the rest
+        return run_all(
+            [p.config(*one, found.root) for p in points for one in found.wanted(p)], options, name="frontier"
+        )
     worst = 0
     for begin in range(0, len(points), TOGETHER):
         for _ in range(2):
