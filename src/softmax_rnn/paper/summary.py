@@ -199,14 +199,15 @@ def _claim(claim: Claim, figure: Figure, results: Results) -> ClaimView:
         claim.sentence,
         figure.name,
         conclude(judgements),
-        [_test(judgement) for judgement in judgements],
+        [judged(judgement) for judgement in judgements],
         [planned.folder.name for planned in runs if planned.ended],
         [f"{planned.cell} ({planned.note or planned.status})" for planned in runs if not planned.ended],
         claim.ours,
     )
 
 
-def _test(judgement: Judgement) -> JudgedTest:
+def judged(judgement: Judgement) -> JudgedTest:
+    """A test after the runs, as a page shows it."""
     test = judgement.test
     return JudgedTest(
         text=test.text,

@@ -141,8 +141,9 @@ def verdict_table(report: Report) -> str:
     if not report.claims:
         return '<p class="absent">No claims have been tested yet.</p>'
     rows = "\n".join(_claim(claim, report) for claim in report.claims)
+    who = "The claim" if all(claim.ours for claim in report.claims) else "The paper says"
     return (
-        '<table class="claims"><thead><tr><th scope="col">The paper says</th><th scope="col">Verdict</th>'
+        f'<table class="claims"><thead><tr><th scope="col">{who}</th><th scope="col">Verdict</th>'
         f'<th scope="col">Measured</th></tr></thead>\n{rows}\n</table>'
     )
 
