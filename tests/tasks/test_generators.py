@@ -1,6 +1,7 @@
 """Every task against a slow reader of its own that knows the rules: each row says what it should, and asks where it should."""
 
 import itertools
+import sys
 
 import numpy as np
 import pytest
@@ -9,6 +10,9 @@ from hypothesis import strategies as st
 
 import softmax_rnn as sr
 from softmax_rnn.tasks import NOTHING, TASKS, task
+from softmax_rnn.tasks.digits import load
+
+GENERATED = [name for name in TASKS if name != "digits"]
 
 
 def rows(text, length=None, count=40, seed=0):
@@ -17,7 +21,7 @@ def rows(text, length=None, count=40, seed=0):
     return made, tokens.tolist(), answers.tolist()
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", GENERATED)
 def test_what_all_tasks_have_in_common(name):
     made = task(name)
     tokens, answers = made.generate(1500, made.length, 1)  # more than one block
@@ -36,7 +40,7 @@ def test_what_all_tasks_have_in_common(name):
     assert name in made.check.__self__.name
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", GENERATED)
 @pytest.mark.parametrize("factor", [1, 2, 4])
 def test_every_length_from_the_shortest_on(name, factor):
     made = task(name)
@@ -196,3 +200,42 @@ def test_any_sizes_are_rows_or_a_sentence(name, sizes):
     if made.shortest <= 256:
         tokens, _ = made.generate(2, made.shortest, 0)
         assert tokens.max() < made.vocabulary
+
+
+@pytest.mark.parametrize(("patches", "levels"), [(64, 17), (16, 65)])
+def test_digits_are_images_and_their_classes(patches, levels):
+    made = task(f"digits,patches={patches}")
+    tokens, answers = made.generate(1437, patches + 1, 0, 0)
+    images, classes = load()
+    order = np.random.default_rng(0).permutation(1797)[:1437]
+    assert np.array_equal(tokens[:, :-1].sum(1), images[order].sum((1, 2)))  # no pixel is lost
+    assert np.array_equal(answers[:, -1] - levels, classes[order])
+    assert (answers[:, :-1] == NOTHING).all()
+    assert (tokens[:, -1] == made.vocabulary - 1).all()
+    assert tokens[:, :-1].max() < levels
+    if patches == 64:
+        assert np.array_equal(tokens[0, :-1].reshape(8, 8), images[order[0]])
+    test = made.generate(360, patches + 1, 0, 1)[0]
+    assert len(test) == 360
+    assert not {row.tobytes() for row in made.generate(1437, patches + 1, 0, 0)[0]} & {row.tobytes() for row in test}
+
+
+@pytest.mark.parametrize(
+    ("text", "length", "said"),
+    [
+        ("digits,patches=9", 65, "16 or 64 patches, got 9"),
+        ("digits,rows=1700", 65, "1,797 images"),
+        ("digits", 64, "rows of 65 tokens, got 64"),
+    ],
+)
+def test_digits_that_do_not_fit(text, length, said):
+    with pytest.raises(sr.UserError, match=said):
+        task(text).generate(2, length, 0)
+
+
+def test_digits_without_scikit_learn(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    load.cache_clear()
+    with pytest.raises(sr.UserError, match=r"pip install 'softmax-rnn\[digits\]'"):
+        task("digits").generate(2, 65, 0)
+    load.cache_clear()
