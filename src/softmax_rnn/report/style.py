@@ -157,7 +157,7 @@ def region_words(region: tuple[Bound, Bound]) -> str:
 
 
 def _short(value: float) -> str:
-    return f"{value:g}".replace("-", "−")
+    return (f"{value:g}" if abs(value) > 1e-5 else "0").replace("-", "−")
 
 
 def glyph(test: JudgedTest) -> str:
