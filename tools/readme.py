@@ -31,6 +31,7 @@ FOLDERS = {
     "src/softmax_rnn/models": "Llama with any mechanism, and other people's models",
     "src/softmax_rnn/lab": "training that survives anything",
     "src/softmax_rnn/tasks": "recall, copying, state tracking: generated tasks that show expressiveness",
+    "src/softmax_rnn/frontier": "quality against memory and work, and claims of our own",
     "src/softmax_rnn/paper": "the paper's figures and claims, executable",
     "src/softmax_rnn/microscope": "how many orders a real model uses",
     "src/softmax_rnn/report": "the look of pages",
