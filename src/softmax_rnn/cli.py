@@ -87,6 +87,15 @@ def decimal(least: float, most: float) -> Callable[[str], float]:
     return number
 
 
+def notice(text: str) -> None:
+    """A word to the person at a terminal, before something that takes seconds; programs that read our output get none.
+
+    >>> notice("loading torch")
+    """
+    if sys.stderr.isatty():
+        print(printable(f"{text} ..."), file=sys.stderr, flush=True)
+
+
 def import_plugins(names: list[str]) -> None:
     """Import the user's own modules, also from the working folder; their mechanisms can then be named."""
     for name in names:

@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .cli import Parser
+from .cli import Parser, notice
 from .errors import UserError, printable
 from .files import writing
 
@@ -40,6 +40,7 @@ def main(argv: list[str]) -> int:
     folder: Path = args.folder.expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not an empty folder: give a new one.")
+    notice(f"loading torch, transformers and {args.run}")
     os.environ.setdefault("TQDM_DISABLE", "1")
     from transformers.utils import logging
 

@@ -1,4 +1,8 @@
-"""``softmax-rnn generate MODEL --prompt TEXT``: write text with a model, to the terminal as it is made."""
+"""``softmax-rnn generate MODEL --prompt TEXT``: write text with a model, to the terminal as it is made.
+
+``--mechanism`` swaps the attention of somebody else's model before it writes. Its weights were trained with another attention, so the
+command says by how much the loss on the prompt rose, and how to train the model with the new one.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +12,28 @@ import sys
 import time
 from typing import Any
 
-from .cli import Parser, decimal, whole
-from .errors import UserError, printable
+from .cli import Parser, decimal, notice, whole
+from .errors import MechanismError, UserError, printable
 from .files import read_text
+
+UNCHANGED = 0.005  # nats per token: the same loss, to the digits that are printed
 
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    p = Parser(prog="softmax-rnn generate", description=__doc__)
+    p = Parser(prog="softmax-rnn generate", description=__doc__.split("\n\n")[0] if __doc__ else None)
     p.add_argument(
         "model", help="a checkpoint folder, a run, a GGUF file, 'smollm2' (the installed package), or a name on the hub"
     )
-    p.add_argument("--prompt", default="", help="how the text begins; '-' reads it from standard input")
-    p.add_argument("--mechanism", help="patch the model with this mechanism first")
-    p.add_argument("--max-new-tokens", type=whole(1, 10**9), default=100)
+    p.add_argument(
+        "--prompt",
+        default="",
+        help="how the text begins; '-' reads it from standard input; without it the model begins a text of its own",
+    )
+    p.add_argument("--mechanism", help="swap the attention of somebody else's model for this mechanism")
+    p.add_argument(
+        "--max-new-tokens", type=whole(1, 10**9), default=100, help="how much to write, at most (default: 100)"
+    )
     p.add_argument(
         "--temperature", type=temperature, default=0.0, help="0 (default) takes the most likely token each time"
     )
@@ -43,20 +55,21 @@ def temperature(text: str) -> float:
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parser().parse_args(argv)
+    notice(f"loading torch, transformers and {args.model}")
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is first imported: no progress bars between the words
     import torch
     from transformers.utils import logging
 
-    from .models import cache_bytes, load_model, load_tokenizer, patch, smollm2_path
+    from .models import cache_bytes, load_model, load_tokenizer, smollm2_path
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     where = smollm2_path() if args.model == "smollm2" else args.model
     trust = {"trust_remote_code": args.trust_remote_code}
     model, tokenizer = load_model(where, **trust).eval(), load_tokenizer(where, **trust)
-    if args.mechanism:
-        patch(model, args.mechanism)
     inputs = _encode(tokenizer, read_text("-") if args.prompt == "-" else args.prompt)
+    if args.mechanism:
+        _swap(model, args.mechanism, args.model, inputs)
     options: dict[str, Any] = {"do_sample": False}
     if args.temperature > 0:
         torch.manual_seed(args.seed)
@@ -73,6 +86,52 @@ def main(argv: list[str]) -> int:
         rate = new / (time.perf_counter() - begin)
         print(f"{new} tokens, {rate:.1f} per second, cache {cache_bytes(out.past_key_values):,} bytes", file=sys.stderr)
     return 0
+
+
+def _swap(model: Any, name: str, source: str, inputs: dict[str, Any]) -> None:
+    """Swap the attention, and say on stderr what that did to the loss on the prompt and what to do about it."""
+    from .models import SoftmaxRnnConfig, patch
+    from .slots.presets import mechanism as resolve
+
+    m, ours = resolve(name), isinstance(model.config, SoftmaxRnnConfig)
+    can_train = ours or model.config.model_type == "llama"
+    command = f"softmax-rnn train --model.init {source} --model.mechanism {name} --data.source YOUR_TEXT"
+    if ours:
+        raise MechanismError(
+            f"{source} is a softmax-rnn model with a mechanism of its own; to train it with {name}: {command}"
+        )
+    if m.parameters and can_train:
+        raise MechanismError(
+            f"'{m}' needs {' and '.join(m.parameters)}, which {source} does not have; to train them: {command}"
+        )
+    before = _loss(model, inputs)
+    patch(model, m)
+    after = _loss(model, inputs)
+    if m == resolve("softmax"):
+        return  # what it was trained with
+    if before is None or after is None:
+        change = "a longer --prompt shows by how much its loss rises"
+    elif abs(after - before) < UNCHANGED:
+        change = f"its loss on the prompt stays at {before:.2f} nats per token"
+    else:
+        verb = "rises" if after > before else "falls"
+        change = f"its loss on the prompt {verb} from {before:.2f} to {after:.2f} nats per token"
+    train = command if can_train else "patch it in Python with softmax_rnn.patch, then train it as usual"
+    print(
+        printable(f"The weights of {source} were not trained with {name}: {change}. To train them with it: {train}"),
+        file=sys.stderr,
+    )
+
+
+def _loss(model: Any, inputs: dict[str, Any]) -> float | None:
+    """Nats per token on the prompt; None where it has no second token to predict."""
+    import torch
+
+    ids = inputs["input_ids"]
+    if ids.shape[1] < 2:
+        return None
+    with torch.no_grad():
+        return float(model(**inputs, labels=ids, use_cache=False).loss)
 
 
 def _streamer(tokenizer: Any) -> Any:

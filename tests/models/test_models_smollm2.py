@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import softmax_rnn as sr
+from softmax_rnn import generate
 from softmax_rnn.models import load_model, load_tokenizer, smollm2_path
 
 TEXT = """The sun is a star, and the earth is a planet that goes around it once a year. Because the axis of
@@ -32,6 +33,10 @@ def test_smollm2(capsys):
         losses[name] = loss()
     sr.unpatch(model)
     assert loss() == before
+    generate._swap(model, "norm", "smollm2", {"input_ids": ids})  # what `generate smollm2 --mechanism norm` says
+    said = capsys.readouterr().err
+    assert f"rises from {before:.2f} to {losses['norm']:.2f} nats" in said
+    assert "softmax-rnn train --model.init smollm2 --model.mechanism norm" in said
     with capsys.disabled():
         print(
             f"\nSmolLM2-135M, {ids.shape[1]} tokens, no training: "

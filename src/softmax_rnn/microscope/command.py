@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..cli import Parser, decimal, whole
+from ..cli import Parser, decimal, notice, whole
 from ..errors import UserError, printable
 from ..files import check_folder, writing
 from ..files import read_text as text_of
@@ -168,6 +168,7 @@ def _again(args: argparse.Namespace) -> int:
 
 def open_model(name: str) -> tuple[PreTrainedModel, str | Path]:
     """The model, in evaluation mode, and where it lies; encoders come without a head."""
+    notice(f"loading torch, transformers and {name}")
     from transformers import AutoModel
 
     from ..models import load_model, smollm2_path
