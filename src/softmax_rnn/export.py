@@ -75,6 +75,9 @@ def _write(folder: Path, model: Any, tokenizer: Any, name: str, facts: dict[str,
         warnings.simplefilter("ignore")  # what is said of a patched model stands in the card
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    mode = (folder / "README.md").stat().st_mode & 0o777
+    for path in folder.iterdir():
+        path.chmod(mode)  # safetensors makes its files private
 
 
 def _run(where: Path) -> Run | None:

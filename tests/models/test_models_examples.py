@@ -28,6 +28,14 @@ def test_train_and_generate(run, mechanism):
     assert "'the quick " in out
 
 
+@pytest.mark.parametrize("mechanism", ["norm", "taylor2"])
+def test_own_module(run, mechanism):
+    out = run("own_module.py", "--steps", "40", "--mechanism", mechanism)
+    losses = [float(line.split()[-1]) for line in out.splitlines() if line.startswith("step")]
+    assert losses[-1] < 0.5 < losses[0]
+    assert float(out.split()[-1]) < 1e-5  # in two pieces
+
+
 def test_patch_a_model(run):
     losses = {
         line.split(" loss ")[0].strip(): line.split(" loss ")[1].split()[0]

@@ -45,6 +45,7 @@ def test_a_run(run, ids, tmp_path, capsys):
     names = {p.name for p in out.iterdir()}
     assert {"README.md", "config.json", "model.safetensors", "modeling_softmax_rnn.py", "tokenizer.json"} <= names
     assert not names & {"optimizer.pt", "metrics.jsonl", "config.yaml"}
+    assert len({p.stat().st_mode for p in out.iterdir()}) == 1  # nothing is private by accident
     card = (out / "README.md").read_text()
     for part in (
         "# norm-nano",

@@ -1,0 +1,45 @@
+"""Runs the notebooks in docs/notebooks from top to bottom, in an empty folder.
+
+python tools/notebooks.py            run them all; fail where a cell does
+python tools/notebooks.py --write    and keep what they print and draw
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[1]
+SECONDS = 600  # for one cell, on a machine that is busy
+
+
+def run(path: Path) -> nbformat.NotebookNode:
+    """The notebook with fresh outputs."""
+    notebook = nbformat.read(path, as_version=4)
+    with tempfile.TemporaryDirectory() as folder:
+        NotebookClient(notebook, timeout=SECONDS, resources={"metadata": {"path": folder}}).execute()
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)  # when each cell ran: another diff every time
+    notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    return notebook
+
+
+def main() -> int:
+    os.environ["PYTHONPATH"] = str(ROOT / "src")
+    for path in sorted((ROOT / "docs/notebooks").glob("*.ipynb")):
+        begin = time.monotonic()
+        notebook = run(path)
+        if "--write" in sys.argv:
+            nbformat.write(notebook, path)
+        print(f"{path.relative_to(ROOT)}: {time.monotonic() - begin:.0f} s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
