@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo report test quick lint types bench slurm clients clean
+.PHONY: help demo report test quick lint types bench docs slurm clients clean
 
 help:                   ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -31,6 +31,11 @@ types: $(READY)         ## type check, as in CI
 bench: $(READY)         ## speed and memory side by side; writes results/bench and the table in README (20 minutes, a quiet machine)
 	$(BIN)/softmax-rnn bench all --json results/bench/bench.json --plot results/bench
 	$(BIN)/python tools/readme.py
+
+docs: $(READY)          ## runs the notebooks, and builds the documentation site in out/site
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[docs]'
+	$(BIN)/python tools/notebooks.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 slurm: $(READY)         ## sweeps on a real SLURM on loopback (needs root, slurm-wlm and munge; says so where it cannot start)
 	$(BIN)/python tools/slurm.py

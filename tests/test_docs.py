@@ -76,3 +76,54 @@ def test_the_way_of_a_call_is_the_one_that_is_written_down():
 def test_every_file_that_architecture_names_exists():
     for name in re.findall(r"`((?:\w+/)?\w+\.py)`", (ROOT / "docs/architecture.md").read_text()):
         assert (ROOT / "src/softmax_rnn" / name).exists() or (ROOT / name).exists() or name.startswith("test"), name
+
+
+def test_the_badges_say_what_the_project_says(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    import picture
+
+    assert (ROOT / "docs/img/badges.svg").read_text() == picture.badges()
+    assert (ROOT / "docs/img/series.svg").read_text().startswith("<svg")
+
+
+def test_every_make_target_is_explained():
+    text = (ROOT / "Makefile").read_text()
+    targets = re.search(r"^\.PHONY: (.*)", text, re.MULTILINE)[1].split()
+    assert [t for t in targets if not re.search(rf"^{t}:.*## \S", text, re.MULTILINE)] == []
+
+
+def test_the_site_names_pages_that_are_there_or_made():
+    import yaml
+
+    made = {"CHANGELOG.md", "CONTRIBUTING.md", "results/LOG.md", "reference/commands.md", "decisions.md"}
+
+    def pages(nav):
+        return [p for item in nav for v in item.values() for p in (pages(v) if isinstance(v, list) else [v])]
+
+    for page in pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]):
+        notebook = ROOT / "docs" / page.replace(".md", ".ipynb")
+        assert page in made or (ROOT / "docs" / page).exists() or notebook.exists(), page
+
+
+def test_the_notebooks_were_run_and_are_small():
+    import json
+
+    for path in (ROOT / "docs/notebooks").glob("*.ipynb"):
+        cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+        assert all(cell["execution_count"] for cell in cells), path.name
+        assert any(cell["outputs"] for cell in cells)
+        assert path.stat().st_size < 500_000
+
+
+def test_files_can_be_run_only_where_they_should_be():
+    lines = subprocess.run(["git", "ls-files", "-s"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert [line.split("\t")[1] for line in lines.splitlines() if line.startswith("100755")] == [".ci/run"]
+
+
+def test_ci_on_github_runs_what_ci_runs():
+    import yaml
+
+    flow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    assert {"run": ".ci/run"} in flow["jobs"]["all"]["steps"]
+    for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"):
+        assert yaml.safe_load(path.read_text())

@@ -26,12 +26,14 @@ def run(path: Path) -> nbformat.NotebookNode:
         NotebookClient(notebook, timeout=SECONDS, resources={"metadata": {"path": folder}}).execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # when each cell ran: another diff every time
+        if cell.cell_type == "code":  # bars and warnings of other packages
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
     notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     return notebook
 
 
 def main() -> int:
-    os.environ["PYTHONPATH"] = str(ROOT / "src")
+    os.environ |= {"PYTHONPATH": str(ROOT / "src"), "TQDM_DISABLE": "1"}
     for path in sorted((ROOT / "docs/notebooks").glob("*.ipynb")):
         begin = time.monotonic()
         notebook = run(path)

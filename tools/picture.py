@@ -1,7 +1,8 @@
-"""The picture at the top of README: ``python tools/picture.py`` writes docs/img/series.svg.
+"""The pictures at the top of README: ``python tools/picture.py`` writes docs/img/series.svg and docs/img/badges.svg.
 
-One row of softmax attention, and the sum of the first recurrent networks of its series beside it. Computed, with the library itself, from
-the example problem in examples/rebuild_softmax.py. The file is plain SVG and follows the reader's light or dark scheme.
+The picture shows one row of softmax attention, and the sum of the first recurrent networks of its series beside it. It is computed with
+the library itself from the example problem in examples/rebuild_softmax.py. The badges say what pyproject.toml says. Both are plain SVG;
+the picture follows the reader's light or dark scheme.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 import runpy
 import sys
+import tomllib
 from pathlib import Path
 
 import softmax_rnn as sr
@@ -24,7 +26,8 @@ text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1c1c1
 .bar { fill: #b9c8de; } .sum { fill: none; stroke: #b3261e; stroke-width: 1.7; } .axis { stroke: #9aa0a6; stroke-width: 1; }
 .key { fill: #b3261e; }
 @media (prefers-color-scheme: dark) {
-  text { fill: #e8e6e3; } .soft { fill: #a8adb3; } .bar { fill: #43536b; } .sum { stroke: #ff8a80; } .axis { stroke: #6b7178; } .key { fill: #ff8a80; }
+  text { fill: #e8e6e3; } .soft { fill: #a8adb3; } .bar { fill: #43536b; } .sum { stroke: #ff8a80; } .axis { stroke: #6b7178; }
+  .key { fill: #ff8a80; }
 }
 """
 
@@ -78,6 +81,39 @@ def drawing() -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
+def badges() -> str:
+    """Version, Python, torch and licence, from pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    torch = next(d for d in project["dependencies"] if d.startswith("torch"))
+    status = next(c for c in project["classifiers"] if c.startswith("Development Status")).split(" - ")[1].lower()
+    facts = {
+        "version": f"{project['version']} {status}",
+        "python": project["requires-python"].replace(">=", "≥ "),
+        "torch": torch.removeprefix("torch").replace(">=", "≥ "),
+        "licence": project["license"],
+    }
+    x, parts = 0.0, []
+    for name, value in facts.items():
+        left, right = 7.0 * len(name) + 12, 6.6 * len(value) + 14
+        parts += [
+            f'<rect x="{x:.1f}" width="{left:.1f}" height="20" fill="#555"/>',
+            f'<rect x="{x + left:.1f}" width="{right:.1f}" height="20" fill="#2b5c9e"/>',
+            f'<text x="{x + left / 2:.1f}" y="14">{name}</text><text x="{x + left + right / 2:.1f}" y="14">{value}</text>',
+        ]
+        x += left + right + 6
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{x - 6:.0f}" height="20" role="img" aria-label="{facts}">'.replace(
+        "'", ""
+    )
+    style = "<style>text { font: 11px Verdana, sans-serif; fill: #fff; text-anchor: middle; }</style>"
+    return "\n".join([head, style, *parts, "</svg>"]) + "\n"
+
+
+def main() -> int:
+    folder = ROOT / "docs/img"
+    for name, content in (("series.svg", drawing()), ("badges.svg", badges())):
+        (folder / name).write_text(content)
+    return 0
+
+
 if __name__ == "__main__":
-    (ROOT / "docs/img/series.svg").write_text(drawing())
-    sys.exit(0)
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Writes the parts of README.md and docs that are made from other files: folders and files, verdicts, measured speed, inspections.
+"""Writes the parts of README.md and docs that are made from other files: lists of files, verdicts, measured speed, inspections.
 
 python tools/readme.py            write
 python tools/readme.py --check    say whether anything would change (exit code 1 if so)
@@ -18,7 +18,6 @@ MAIN_CLAIMS = (
     "norm_matches_softmax",
     "gate_slightly_worse",
     "linear_clearly_worse",
-    "more_orders_help",
     "order_10_matches_softmax",
     "any_norm_does",
 )
@@ -98,11 +97,6 @@ def first_sentence(path: Path) -> str:
     return re.split(r"(?<!\beq)(?<!\bApp)(?<!\bsec)\. (?=[A-Z`])|[.:]$", line)[0]
 
 
-def folders() -> str:
-    """A line per folder."""
-    return "```\n" + "\n".join(f"{folder + '/':<34} {what}" for folder, what in FOLDERS.items()) + "\n```"
-
-
 def tree() -> str:
     """A table of files per folder."""
     parts = []
@@ -142,26 +136,52 @@ def targets() -> list[dict]:
     return [r for r in BENCH["records"] if r["target"] is not None and ": auto" not in r["name"]]
 
 
+STEP = "(1, 8, 4096, 64) forward+backward"
+SPEED = (  # what the README shows: our work, its shape, what it is compared with, and the words for both
+    ("norm", STEP, "SDPA", "`norm`, forward and backward, 4,096 tokens", "torch's SDPA"),
+    (
+        "taylor10",
+        STEP,
+        "dense",
+        "`taylor10`, forward and backward, 4,096 tokens",
+        "T × T tensors, as in the paper's code",
+    ),
+    (
+        "taylor2 chunked d=16 e=64",
+        "(1, 8, 16384) forward+backward",
+        "SDPA d=64",
+        "`taylor2` with keys of 16 channels, forward and backward, 16,384 tokens",
+        "SDPA with keys of 64 channels",
+    ),
+    (
+        "taylor2 step d=16 e=64",
+        "(1, 8, 1) after 65536",
+        "SDPA over a KV cache d=64",
+        "`taylor2` with keys of 16 channels, one more token after 65,536",
+        "SDPA over a cache",
+    ),
+    (
+        "train norm",
+        "laptop preset, per token",
+        "bare loop, Llama sdpa",
+        "`softmax-rnn train` with `norm`, everything included",
+        "a bare loop over transformers' Llama",
+    ),
+)
+
+
 def bench() -> str:
-    """The measured ratios, a line for each comparison."""
-    groups: dict[tuple, list[dict]] = {}
-    for r in targets():
-        groups.setdefault((r["part"], r["anchor_name"], r["target"]), []).append(r)
-    lines = [*bench_head(), "| ours | against | ours / theirs | target | met |", "|---|---|---|---|---|"]
-    for (_, anchor, target), rows in groups.items():
-        names = ", ".join(dict.fromkeys(r["name"].replace(",", "") for r in rows))
-        low, high = (f"{pick(r['ratio'] for r in rows):.2f}" for pick in (min, max))
-        met = sum(r["met"] for r in rows)
-        ratio = low if low == high else f"{low} to {high}"
-        count = f"{met} of {len(rows)}"
-        lines.append(
-            f"| {names} | {anchor} | {ratio} | ≤ {target:.2f} | {count if met == len(rows) else f'**{count}**'} |"
-        )
-    auto = [r for r in BENCH["records"] if ": auto" in r["name"]]
-    good = sum(r["met"] for r in auto)
-    return "\n".join(
-        [*lines, "", f'`form="auto"` is within 1.3x of the best form at {good} of {len(auto)} measured points.']
-    )
+    """Five measured ratios in words."""
+    found = {(r["name"], r["shape"], r["anchor_name"]): r["ratio"] for r in BENCH["records"]}
+    lines = [*bench_head(), "| work | compared with | time |", "|---|---|---|"]
+    for name, shape, anchor, ours, theirs in SPEED:
+        lines.append(f"| {ours} | {theirs} | {times(found[name, shape, anchor])} |")
+    return "\n".join(lines)
+
+
+def times(ratio: float) -> str:
+    """A ratio of times in words."""
+    return f"{1 / ratio:.0f} times as fast" if ratio < 0.5 else f"{ratio:.2f} times as long"
 
 
 def bench_head() -> list[str]:
@@ -181,20 +201,51 @@ def measurements() -> str:
     return "\n".join(lines)
 
 
+COUNTED = {
+    "holds": "hold",
+    "does not hold": "do not hold",
+    "inconclusive": "are inconclusive",
+    "not testable here": "cannot be tested here",
+    "not run": "have not been run",
+}
+
+
 def headline() -> str:
-    """The main claims of the paper and what became of them at the laptop scale, with the loss curves."""
+    """Five claims of the paper and what became of them, a line each; of the first edition's scale until the longer one is mostly run."""
     found = summary("cpu")
-    done = sum(run["status"] in ("done", "diverged") for run in found["runs"])
-    if 2 * done < len(found["runs"]):  # until the longer scale has something to say
-        where = "[docs/paper.md](docs/paper.md#verdicts)"
-        note = f"A scale four times as long is being run ({done} of {len(found['runs'])} runs are done): {where}."
-        old = summary("early")
-        return "\n".join([*verdict_head(old), *verdict_lines(old, MAIN_CLAIMS), "", note])
-    words = ", ".join(f"{many} {verdict}" for verdict, many in found["counts"].items() if many)
-    lines = [*verdict_head(found), *verdict_lines(found, MAIN_CLAIMS), ""]
+    if 2 * finished(found) < len(found["runs"]):
+        found = summary("early")
+    by_name = {claim["name"]: claim for claim in found["claims"]}
+    words = ", ".join(f"{many} {COUNTED[verdict]}" for verdict, many in found["counts"].items() if many)
+    more = "" if found["scale"] == "cpu" else in_progress(summary("cpu"))
+    table = "docs/paper.md#verdicts" + ("" if found["scale"] == "cpu" else "-of-the-first-edition")
     return "\n".join(
-        [*lines, f"All {len(found['claims'])} claims: {words}. [The whole table](docs/paper.md#verdicts)."]
+        [
+            found["setting"],
+            "",
+            *(f"- **{by_name[name]['verdict']}**: {by_name[name]['sentence']}" for name in MAIN_CLAIMS),
+            "",
+            f"Of all {len(found['claims'])} claims, {words}.{more} [The whole table]({table}).",
+            "",
+            "![Test loss of every replacement, and of every order of the series]"
+            f"(results/{found['scale']}/figures/headline.svg)",
+        ]
     )
+
+
+def in_progress(found: dict) -> str:
+    """How far a scale is that has not been run to its end."""
+    return f" A scale four times as long is being run, {finished(found)} of {len(found['runs'])} runs are done."
+
+
+def finished(found: dict) -> int:
+    return sum(run["status"] in ("done", "diverged") for run in found["runs"])
+
+
+def recall() -> str:
+    """The drawing of recall against memory, where it has been run."""
+    drawing = ROOT / "results/recall/recall.svg"
+    return f"![Recall against the size of the state]({drawing.relative_to(ROOT)})" if drawing.exists() else ""
 
 
 def verdicts() -> str:
@@ -216,7 +267,7 @@ def summary(scale: str) -> dict:
 
 def verdict_head(found: dict) -> list[str]:
     """What was run, and how much of it is done."""
-    done = sum(run["status"] in ("done", "diverged") for run in found["runs"])
+    done = finished(found)
     progress = "" if done == len(found["runs"]) else f" **{done} of {len(found['runs'])} runs are done so far.**"
     return [found["setting"] + progress, "", "| section | claim | verdict | measured |", "|---|---|---|---|"]
 
@@ -254,7 +305,7 @@ def inspections() -> str:
 
 PARTS = {
     "docs/mechanisms.md": {"field": mechanisms},
-    "README.md": {"folders": folders, "verdicts": headline, "bench": bench},
+    "README.md": {"verdicts": headline, "recall": recall, "bench": bench},
     "docs/paper.md": {"verdicts": verdicts, "early": early},
     "docs/files.md": {"tree": tree},
     "docs/performance.md": {"measurements": measurements},
@@ -266,8 +317,9 @@ def render(text: str, parts: dict) -> str:
     """A page with its made parts made anew."""
     for name, make in parts.items():
         before, begin, rest = text.partition(f"<!-- {name} -->\n")
-        _, end, after = rest.partition(f"\n<!-- /{name} -->")
-        text = before + begin + make() + end + after
+        _, end, after = rest.partition(f"<!-- /{name} -->")
+        made = make()
+        text = before + begin + made + "\n" * bool(made) + end + after
     return text
 
 

@@ -94,10 +94,10 @@ def cell_parts(cell: dict[str, Any]) -> list[str]:
 
 def output_text(output: dict[str, Any]) -> str:
     if output["output_type"] == "stream":
-        return f'```text {{.output}}\n{"".join(output["text"]).rstrip()}\n```'
+        return f"```text {{.output}}\n{''.join(output['text']).rstrip()}\n```"
     data = output.get("data", {})
     if "image/png" in data:
         return f'<img alt="What the code above draws" src="data:image/png;base64,{"".join(data["image/png"]).strip()}">'
     if "text/plain" in data:
-        return f'```text {{.output}}\n{"".join(data["text/plain"]).rstrip()}\n```'
+        return f"```text {{.output}}\n{''.join(data['text/plain']).rstrip()}\n```"
     return ""

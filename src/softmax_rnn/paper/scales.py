@@ -222,8 +222,8 @@ SCALES = {
         "tunes",
         5,
         _early,
-        "The scale of the first edition, too short to decide much: the same small Llama on the source of Python's library, "
-        "dance tunes in ABC notation, and the speeches of US presidents to Congress.",
+        "The scale of the first edition, too short to decide much: the same small Llama (213,000 parameters) on the source of "
+        "Python's library, dance tunes in ABC notation, and the speeches of US presidents to Congress.",
     ),
     "paper": Scale(
         "paper",
