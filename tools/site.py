@@ -7,6 +7,7 @@ to a drawing in results/ takes the drawing along, and a link to anything else (s
 from __future__ import annotations
 
 import json
+import os
 import posixpath
 import re
 import subprocess
@@ -14,9 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
+SHIM = 'src="https://unpkg.com/iframe-worker/shim"'
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "results/LOG.md")  # outside docs/, and on the site under the same names
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?\)")
 
@@ -52,6 +55,28 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     return LINK.sub(change, markdown)
 
 
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Our own script for search from disk, where the theme would fetch one from a server of others."""
+    here = posixpath.relpath("search.js", posixpath.dirname(page.url) or ".")
+    return output.replace(SHIM, f'src="{here}"')
+
+
+def on_post_template(output_content: str, template_name: str, config: Any) -> str:
+    """The same, for the page that says that a page is not there."""
+    return output_content.replace(SHIM, 'src="/search.js"')
+
+
+def on_post_build(config: Any) -> None:
+    """The site must open without a network: no page may load anything from elsewhere."""
+    for path in Path(config.site_dir).rglob("*.html"):
+        found = re.search(
+            r'<(?:script|img|iframe)[^>]+src="https?:[^"]*"|<link[^>]+stylesheet[^>]+href="https?:[^"]*"',
+            path.read_text(),
+        )
+        if found:
+            raise PluginError(f"{path} loads something from elsewhere: {found[0]}")
+
+
 def commands() -> str:
     """The help of every command, as the command prints it."""
     sys.path.insert(0, str(ROOT / "src"))
@@ -60,15 +85,15 @@ def commands() -> str:
     parts = ["# Command line", "", "What `softmax-rnn COMMAND --help` prints.", ""]
     for name in ("", *COMMANDS):
         words = [sys.executable, "-m", "softmax_rnn", *name.split(), "--help"]
-        done = subprocess.run(words, check=True, capture_output=True, text=True, env=environment())
+        done = subprocess.run(
+            words,
+            check=True,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "100"},
+        )
         parts += [f"## {f'softmax-rnn {name}'.strip()}", "", "```text", done.stdout.rstrip(), "```", ""]
     return "\n".join(parts)
-
-
-def environment() -> dict[str, str]:
-    import os
-
-    return os.environ | {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "100"}
 
 
 def decisions() -> str:
