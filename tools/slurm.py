@@ -25,7 +25,7 @@ from cluster import Cluster
 
 from softmax_rnn.lab.config import to_yaml
 from softmax_rnn.lab.recorder import TIMINGS, read
-from softmax_rnn.lab.sweep import grid
+from softmax_rnn.lab.sweep import grid_runs
 
 PATIENCE = 900  # seconds until something that must happen counts as failed
 SIZE = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2}
@@ -95,7 +95,7 @@ class Steps:
         """Submit a sweep; the folders of its runs, and what the command said."""
         file = self.place / f"{name}.yaml"
         file.write_text(yaml.safe_dump(content))
-        return [run.folder for run in grid(content)], command("sweep", str(file), "--slurm", *options)
+        return [run.folder for run in grid_runs(content)], command("sweep", str(file), "--slurm", *options)
 
     def release(self) -> None:
         """A task that is queued again waits two minutes by default; here it need not."""
@@ -122,7 +122,7 @@ class Steps:
         content = copy.deepcopy(content)
         content["base"]["run"]["root"] = str(self.place / "undisturbed")
         found = []
-        for run, last in zip(grid(content), steps, strict=True):
+        for run, last in zip(grid_runs(content), steps, strict=True):
             file = self.place / "undisturbed.yaml"
             file.write_text(to_yaml(run))
             child = subprocess.Popen(

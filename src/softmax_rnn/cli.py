@@ -28,7 +28,7 @@ COMMANDS = {
     ),
     "reproduce": ("softmax_rnn.paper.reproduce", "the paper's figures and claims: train, judge, draw, report"),
     "report": ("softmax_rnn.report.command", "an offline page from any runs: curves, tables, the paper's verdicts"),
-    "pack": ("softmax_rnn.lab.packed", "put finished runs into a few files, to keep or commit"),
+    "pack": ("softmax_rnn.lab.store", "put finished runs into a few files, to keep or commit"),
     "inspect": ("softmax_rnn.microscope.command", "how many Taylor orders a trained model uses on a text"),
     "bench": ("softmax_rnn.bench.main", "measure speed and memory side by side with what people use instead"),
     "generate": ("softmax_rnn.generate", "write text with a trained model, token by token"),
@@ -184,7 +184,3 @@ def _run(name: str, argv: list[str]) -> int:
             raise
         print(f"softmax-rnn {name}: {said}", file=sys.stderr)
         return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -170,6 +170,24 @@ def check_folder(folder: Path, option: str, megabytes: int = 8) -> None:
                 p.rmdir()
 
 
+def write_atomically(path: Path, text: str) -> None:
+    """The old file or the new one, never a part of either."""
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text)
+    fsync(new)
+    os.replace(new, path)
+    fsync(path.parent)
+
+
+def fsync(path: Path) -> None:
+    """Make a file's content, or a folder's entries, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def nearest_name(path: str | Path) -> str:
     """The end of a sentence about something that is not there: what is called much like it, beside it or among the runs."""
     path = Path(path)

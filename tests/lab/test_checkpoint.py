@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from softmax_rnn.lab import checkpoint
+from softmax_rnn.files import write_atomically
+from softmax_rnn.lab import folder as checkpoint
 
 
 def save(run: Path, step: int, content: str = "weights") -> Path:
@@ -65,6 +66,6 @@ def test_damage_is_found_and_the_one_before_is_used(tmp_path: Path, harm: object
 
 def test_a_text_is_replaced_in_one_piece(tmp_path: Path) -> None:
     file = tmp_path / "a"
-    checkpoint.write_atomically(file, "one")
-    checkpoint.write_atomically(file, "two")
+    write_atomically(file, "one")
+    write_atomically(file, "two")
     assert [p.read_text() for p in tmp_path.iterdir()] == ["two"]

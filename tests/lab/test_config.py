@@ -10,8 +10,7 @@ import yaml
 
 from softmax_rnn import UserError, cli
 from softmax_rnn.errors import MechanismError
-from softmax_rnn.lab.config import from_dict, parse, to_yaml
-from softmax_rnn.lab.recipes import RECIPES, recipe
+from softmax_rnn.lab.config import RECIPES, from_dict, parse, recipe, to_yaml
 
 
 def test_options_win_over_files_over_presets(tmp_path: Path) -> None:

@@ -113,12 +113,12 @@ def test_other_damaged_files_are_one_sentence(train: Train, interrupted: Path, n
 
 @pytest.mark.parametrize("manifest", ["[]", "{", '{"model": 3}', '{"model": {}}', "null"])
 def test_a_damaged_manifest_is_a_damaged_checkpoint(tmp_path: Path, manifest: str) -> None:
-    from softmax_rnn.lab import checkpoint
+    from softmax_rnn.lab import folder
 
     (tmp_path / "checkpoint-3").mkdir()
     (tmp_path / "checkpoint-3" / "manifest.json").write_text(manifest)
     heard: list[str] = []
-    assert checkpoint.newest(tmp_path, heard.append) is None
+    assert folder.newest(tmp_path, heard.append) is None
     assert "no readable manifest.json" in heard[0]
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from softmax_rnn.lab.config import parse
+from softmax_rnn.lab.config import RECIPES, parse
 from softmax_rnn.lab.corpora import HUB, PACKAGED
-from softmax_rnn.lab.recipes import RECIPES
 from softmax_rnn.lab.sweep import read_sweep
 
 ROOT = Path(__file__).parents[2]

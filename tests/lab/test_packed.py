@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from softmax_rnn import cli
 from softmax_rnn.errors import UserError
-from softmax_rnn.lab import packed
+from softmax_rnn.lab import store
 from softmax_rnn.lab.config import RunConfig, to_yaml
-from softmax_rnn.lab.packed import pack, read_packed, write_packed
-from softmax_rnn.lab.store import Run, find_runs
+from softmax_rnn.lab.store import Run, find_runs, pack, read_packed, write_packed
 
 NUMBERS = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 ROWS = st.lists(
@@ -89,12 +88,12 @@ def test_files_are_split_where_they_would_be_large(tmp_path: Path, monkeypatch: 
     for seed in range(6):
         make(tmp_path / "runs", "norm", 3.0 + seed, seed=seed)
     whole = find_runs(tmp_path / "runs")
-    monkeypatch.setattr(packed, "LIMIT", 1)
+    monkeypatch.setattr(store, "LIMIT", 1)
     pack(tmp_path / "runs", tmp_path / "out")
     parts = sorted(path.name for path in (tmp_path / "out").glob("metrics*"))
     assert len(parts) == 6
     assert [run.rows for run in read_packed(tmp_path / "out")] == [run.rows for run in whole]
-    monkeypatch.setattr(packed, "LIMIT", 10**6)
+    monkeypatch.setattr(store, "LIMIT", 10**6)
     pack(tmp_path / "runs", tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").glob("metrics*")] == ["metrics.parquet"]
 

@@ -66,7 +66,7 @@ def test_only_some_of_it_is_trained(old: Run, common: dict[str, Any], which: str
 
 def test_heads_are_brought_to_their_old_size(old: Run) -> None:
     from softmax_rnn import SoftmaxRnnConfig, SoftmaxRnnForCausalLM
-    from softmax_rnn.lab.transfer import _heads, _record, bring_close
+    from softmax_rnn.lab.model import _heads, _record, bring_close
 
     source = old.model().eval()
     settings = {**source.config.to_dict(), "mechanism": "norm"}

@@ -96,7 +96,8 @@ def _kill_at(where: str) -> Any:
     def arm(call: int) -> None:
         import torch
 
-        from softmax_rnn.lab import checkpoint, recorder, tokenizer, trainer
+        from softmax_rnn import files
+        from softmax_rnn.lab import folder, recorder, tokenizer, trainer
 
         def half_a_row(original: Any, args: Any, kwargs: Any) -> None:
             with args[0].file.open("a") as file:
@@ -129,12 +130,12 @@ def _kill_at(where: str) -> Any:
             "evaluation": (trainer.RunTrainer, "evaluate", at_once),
             "row": (recorder.Recorder, "write", half_a_row),
             "file": (torch, "save", half_a_file),
-            "text": (checkpoint, "write_atomically", at_once),
-            "half a text": (checkpoint, "write_atomically", half_a_text),
-            "fsync": (checkpoint, "fsync", at_once),
-            "publish": (checkpoint, "publish", at_once),
-            "published": (checkpoint, "publish", afterwards),
-            "remove": (checkpoint, "remove", at_once),
+            "text": (files, "write_atomically", at_once),
+            "half a text": (files, "write_atomically", half_a_text),
+            "fsync": (files, "fsync", at_once),
+            "publish": (folder, "publish", at_once),
+            "published": (folder, "publish", afterwards),
+            "remove": (folder, "remove", at_once),
             "tokens": (tokenizer._Writer, "_append", half_appended),
         }[where]
         _wrap(owner, name, call, fault)
@@ -170,13 +171,13 @@ def _no_space(call: int) -> None:
 def _no_space_for_text(call: int) -> None:
     import errno
 
-    from softmax_rnn.lab import checkpoint
+    from softmax_rnn import files
 
     def full(original: Any, args: Any, kwargs: Any) -> None:
         args[0].with_name(f".{args[0].name}.new").write_text(args[1][:9])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    _wrap(checkpoint, "write_atomically", call, full)
+    _wrap(files, "write_atomically", call, full)
 
 
 def _file_limit(size: int) -> None:

@@ -5,81 +5,73 @@
 
 In the order in which a run passes through them:
 
-    config.py       what a run is: dataclasses, YAML, command line, content hash
+    config.py       what a run is: dataclasses, YAML, command line, content hash; complete ones by name
     options.py      dataclasses from plain data and from the command line
-    recipes.py      complete configurations by name: laptop, tiny, paper
     corpora.py      where documents come from: built in, files, hub
     tokenizer.py    a BPE trained on the corpus, or any other; tokenised text on disk
     data.py         the split, the rows, their order, batches
     model.py        the configuration's model, new or from another
     train.py        the command: check, open the folder, train, say how it ended
-    folder.py       a run's folder: whose it is, where to continue, what it ran on
-    checkpoint.py   temporary folder, manifest, fsync, rename
+    folder.py       a run's folder: whose it is, where to continue, what it ran on; checkpoints that are whole
     trainer.py      Hugging Face's Trainer with atomic checkpoints, sharded or not
     recorder.py     metrics.jsonl: losses, spikes, steps without a finite loss, damage
     progress.py     progress bars, a table of many runs, Ctrl-C
     sweep.py        the command: grids of runs on this machine
     slurm.py        the same on a cluster
-    store.py        runs as tables
-    packed.py       many runs in few files
-    api.py          the lab from Python
+    store.py        runs as tables, in folders or packed into few files
 """
 
 import importlib
 import inspect
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 _HOME = {
-    "api": ["configure", "load_run"],
-    "config": ["RunConfig", "RunSettings", "TrainConfig"],
+    "config": ["RunConfig", "RunSettings", "TrainConfig", "configure", "recipe"],
     "data": ["DataConfig"],
     "model": ["ModelConfig"],
-    "recipes": ["recipe"],
-    "store": ["Run", "find_runs", "runs_table", "tidy"],
+    "store": ["Run", "find_runs", "load_run", "runs_table", "tidy"],
     "tokenizer": ["TokenizerConfig"],
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 __all__ = sorted([*_MODULE, "sweep", "train"])
 
 if TYPE_CHECKING:
-    from .api import configure as configure
-    from .api import load_run as load_run
-    from .api import sweep as sweep
-    from .api import train as train
     from .config import RunConfig as RunConfig
     from .config import RunSettings as RunSettings
     from .config import TrainConfig as TrainConfig
+    from .config import configure as configure
+    from .config import recipe as recipe
     from .data import DataConfig as DataConfig
     from .model import ModelConfig as ModelConfig
-    from .recipes import recipe as recipe
     from .store import Run as Run
     from .store import find_runs as find_runs
+    from .store import load_run as load_run
     from .store import runs_table as runs_table
     from .store import tidy as tidy
+    from .sweep import call as sweep  # noqa: F401
     from .tokenizer import TokenizerConfig as TokenizerConfig
+    from .train import call as train  # noqa: F401
 
 
 class _Command(ModuleType):
-    """``lab.train`` is the module of the command and, called, the function of ``api.py``; so for ``lab.sweep``."""
+    """``lab.train`` is the module of the command and, called, its function ``call``; so for ``lab.sweep``."""
+
+    call: Callable[..., Any]
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        return self._function()(*args, **options)
+        return self.call(*args, **options)
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self._function())
-
-    def _function(self) -> Any:
-        from . import api
-
-        return getattr(api, self.__name__.rpartition(".")[2])
+        return inspect.signature(self.call)
 
 
 def _also_a_function(module: str) -> None:
     """Called at the end of ``train.py`` and ``sweep.py``."""
-    if module in sys.modules and module != "__main__":
+    if module != "__main__":
         sys.modules[module].__class__ = _Command
 
 

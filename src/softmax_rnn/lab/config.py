@@ -5,16 +5,24 @@
 Later wins: the preset, then the files, then the options. ``run`` says how and where the work is done, everything else what is
 computed: the content hash that names the folder covers the latter only, so a run may go on with other workers, another tracker or
 another number of processes, and never with another learning rate.
+
+Presets are recipes: functions that return a complete configuration. To make one, copy a function and change two lines. ``paper`` is
+appendix D with the details of the authors' training script that the appendix leaves out (eps, the horizon of the decay, evaluation
+every 10,000 steps). The laptop recipes keep its optimiser and shrink the rest.
+
+In Python ``configure`` begins with a preset (or another configuration) and changes it by keyword: an option by its own name where
+only one option has it (``steps=100``), else in its group (``data={"source": "my.txt"}``) or dotted (``**{"data.source": "my.txt"}``).
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import re
 from argparse import SUPPRESS, ArgumentParser
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +33,7 @@ from ..errors import UserError
 from ..files import read_yaml
 from .data import DataConfig
 from .model import ModelConfig, is_gated
-from .options import add_options, check_range, merge, replaced, typed_options
+from .options import add_options, all_options, check_range, merge, replaced, typed_options
 from .tokenizer import TokenizerConfig
 
 Tracker = Literal["none", "trackio", "tensorboard", "wandb"]
@@ -184,6 +192,91 @@ def to_yaml(config: RunConfig) -> str:
     return yaml.safe_dump(asdict(config), sort_keys=False)
 
 
+def laptop() -> RunConfig:
+    """A few minutes on two cores: Python's library, a vocabulary of 4,096, rows of 256 tokens."""
+    return RunConfig(
+        data=DataConfig("stdlib", length=256, test_fraction=0.01),
+        tokenizer=TokenizerConfig("bpe", 4096),
+        model=ModelConfig("softmax", "nano"),
+        train=TrainConfig(steps=300, warmup=30, lr=1e-3, batch=16, eval_every=100, log_every=10),
+        run=RunSettings(save_every=50),
+    )
+
+
+def tiny() -> RunConfig:
+    """Seconds: to see that everything works."""
+    return RunConfig(
+        data=DataConfig("tunes", length=64, test_fraction=0.02),
+        tokenizer=TokenizerConfig("bpe", 512),
+        model=ModelConfig(
+            "softmax",
+            "nano",
+            {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2},
+        ),
+        train=TrainConfig(steps=20, warmup=4, lr=3e-3, batch=4, eval_every=10, log_every=2),
+        run=RunSettings(save_every=10),
+    )
+
+
+def paper() -> RunConfig:
+    """Appendix D: 300M parameters, batch 36 of 1,024 tokens, FineWeb, 100,000 steps of a decay that would take
+    1,000,000.
+    """
+    return RunConfig(
+        data=DataConfig("fineweb", length=1024, batching="documents", test_fraction=0.001, max_tokens=4_000_000_000),
+        tokenizer=TokenizerConfig("meta-llama/Llama-2-7b-hf"),
+        model=ModelConfig("softmax", "small"),
+        train=TrainConfig(
+            steps=100_000,
+            schedule_steps=1_000_000,
+            warmup=10_000,
+            lr=1e-4,
+            beta1=0.9,
+            beta2=0.999,
+            eps=1e-7,
+            weight_decay=0.01,
+            clip="gated",
+            batch=36,
+            precision="bf16",
+            eval_every=10_000,
+            log_every=100,
+        ),
+        run=RunSettings(save_every=1_000),
+    )
+
+
+def paper_large() -> RunConfig:
+    """As ``paper``, with the 2B model, sharded over the processes."""
+    base = paper()
+    return replace(base, model=replace(base.model, size="large"), run=replace(base.run, sharded=True, micro_batch=9))
+
+
+def paper_long() -> RunConfig:
+    """As ``paper``, with rows of 4,096 tokens."""
+    base = paper()
+    return replace(base, data=replace(base.data, length=4096), run=replace(base.run, micro_batch=6))
+
+
+RECIPES: dict[str, Callable[[], RunConfig]] = {
+    "laptop": laptop,
+    "tiny": tiny,
+    "paper": paper,
+    "paper-large": paper_large,
+    "paper-long": paper_long,
+}
+
+
+def recipe(name: str) -> RunConfig:
+    """The recipe of that name.
+
+    >>> recipe("paper").train.lr
+    0.0001
+    """
+    if not isinstance(name, str) or name not in RECIPES:
+        raise UserError(f"Unknown preset {name!r}; known are {', '.join(RECIPES)}.")
+    return RECIPES[name]()
+
+
 def parse(argv: list[str]) -> RunConfig:
     """The configuration that the command line asks for. ``--help`` and ``--print-config`` print and exit.
 
@@ -218,10 +311,37 @@ def from_dict(values: Mapping[str, Any], preset: Any = "laptop") -> RunConfig:
     return build(merged, preset)
 
 
+def configure(base: str | RunConfig = "laptop", **options: Any) -> RunConfig:
+    """A configuration: a preset's, or another one's, with some options changed; all are checked.
+
+    >>> configure("tiny", mechanism="norm", steps=100, data={"source": "sotu"}).train.steps
+    100
+    """
+    changes = {full_name(name): value for name, value in options.items()}
+    if isinstance(base, RunConfig):
+        values = asdict(base)
+        merge(values, changes)
+        return from_dict(values)
+    return from_dict(changes, base)
+
+
+def full_name(name: str) -> str:
+    """``steps`` is ``train.steps``, because no other group has steps."""
+    known = [option for option, _, _ in all_options(RunConfig)]
+    groups = {option.partition(".")[0] for option in known if "." in option}
+    if name in known or name.partition(".")[0] in groups:
+        return name
+    found = [option for option in known if option.rpartition(".")[2] == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UserError(f"{name} may mean {' or '.join(found)}: give the one you mean, as in **{{{found[0]!r}: ...}}.")
+    near = difflib.get_close_matches(name, [option.rpartition(".")[2] for option in known], n=1)
+    raise UserError(f"There is no option {name!r}{f': did you mean {near[0]}?' if near else '.'}")
+
+
 def build(values: dict[str, Any], preset: Any) -> RunConfig:
     """Plain data over a recipe, every name and value checked."""
-    from .recipes import recipe
-
     config = replaced(recipe("laptop" if preset is None else preset), values)
     import_plugins(config.plugins)
     config.model.values()  # here, not when it is made: that would import torch for --help
@@ -230,8 +350,6 @@ def build(values: dict[str, Any], preset: Any) -> RunConfig:
 
 def command_line() -> ArgumentParser:
     """The parser of ``softmax-rnn train``; its help shows the values of the preset laptop."""
-    from .recipes import RECIPES, recipe
-
     parser = Parser(
         prog="softmax-rnn train",
         usage="softmax-rnn train [--preset NAME] [--config FILE] [--OPTION VALUE ...]",

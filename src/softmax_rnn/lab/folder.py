@@ -1,31 +1,43 @@
 """A run's folder: ``config.yaml``, ``environment.json``, ``metrics.jsonl``, ``checkpoint-<step>/``; one process trains
 in it at a time.
+
+Checkpoints are whole or not there: written to a temporary folder, made durable, then renamed into place.
+
+    runs/<name>-<hash>/.saving/checkpoint-40/...   being written; removed at the next start
+    runs/<name>-<hash>/checkpoint-40/...           complete: manifest.json lists every file with its size and SHA-256
+
+A checkpoint that a crash, a full disk or a bad disk left incomplete is never loaded: ``newest`` verifies and goes back to
+the one before.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..errors import UserError
 from ..files import read_json, read_yaml, writing
-from . import checkpoint
 from .config import RunConfig, content_hash, to_yaml
 from .recorder import DamagedMetrics, read
 from .store import flat
 
 PACKAGES = ("softmax-rnn", "torch", "transformers", "accelerate", "tokenizers", "datasets", "numpy", "safetensors")
+SAVING = ".saving"
+MANIFEST = "manifest.json"
 ADVICE = "make room, or choose another --run.root"
 OURS = r"\.lock|\.?(environment\.json|config\.yaml|metrics\.jsonl)(\.new)?|\.saving|(\.removing-|damaged-)?checkpoint-\d+|damaged-.*"
 
@@ -91,7 +103,7 @@ def _inspect(config: RunConfig, data_fingerprint: str, world: int) -> Opened:
     begun = written.exists()
     if begun:
         _check_same(config, _read_config(written))
-    elif checkpoint.checkpoints(folder) and not folder.name.endswith(config.hash):
+    elif checkpoints(folder) and not folder.name.endswith(config.hash):
         raise UserError(f"{folder} has checkpoints and no config.yaml to say of what: choose another --run.folder.")
     fresh = {"data": data_fingerprint, "sessions": []}
     about = (load_environment(folder) if begun else {}) or describe(config.seed) | fresh
@@ -101,13 +113,13 @@ def _inspect(config: RunConfig, data_fingerprint: str, world: int) -> Opened:
         )
     if finished(folder):
         return Opened(None, True)
-    checkpoint.clean(folder)
-    begin = checkpoint.newest(folder, lambda text: print(text, file=sys.stderr))
-    about["sessions"].append(session(0 if begin is None else checkpoint.step_of(begin), world))
+    clean(folder)
+    begin = newest(folder, lambda text: print(text, file=sys.stderr))
+    about["sessions"].append(session(0 if begin is None else step_of(begin), world))
     with writing(folder, ADVICE):
         if not begun or not written.read_text():
-            checkpoint.write_atomically(written, to_yaml(config))
-        checkpoint.write_atomically(folder / "environment.json", json.dumps(about, indent=1))
+            files.write_atomically(written, to_yaml(config))
+        files.write_atomically(folder / "environment.json", json.dumps(about, indent=1))
     return Opened(begin, False)
 
 
@@ -217,3 +229,94 @@ def load_environment(run: Path) -> dict[str, Any]:
             f"{file} lacks data and sessions: rename it to damaged-environment.json, then run the same command."
         )
     return about
+
+
+# Checkpoints.
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """The finished checkpoints of a run, oldest first."""
+    found = [p for p in run.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
+    return sorted(found, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step in a checkpoint's name."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def clean(run: Path) -> None:
+    """Remove what an interrupted save or removal left behind."""
+    for leftover in (run / SAVING, *run.glob(".removing-*")):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def publish(run: Path, name: str) -> None:
+    """Turn ``.saving/<name>`` into ``<name>``: manifest, fsync of everything, one rename, fsync of the parent."""
+    source = run / SAVING / name
+    saved = sorted(p for p in source.rglob("*") if p.is_file())
+    listing = {str(p.relative_to(source)): {"size": p.stat().st_size, "sha256": _digest(p)} for p in saved}
+    (source / MANIFEST).write_text(json.dumps(listing, indent=1))
+    mode = (source / MANIFEST).stat().st_mode & 0o777  # as the user's other files: safetensors makes its own private
+    for path in (*saved, source / MANIFEST, source):
+        if path.is_file():
+            path.chmod(mode)
+        files.fsync(path)
+    if (run / name).exists():  # the same step again, after a resume from an older checkpoint
+        remove(run / name)
+    os.replace(source, run / name)
+    files.fsync(run)
+    shutil.rmtree(run / SAVING, ignore_errors=True)
+
+
+def prune(run: Path, keep: int) -> None:
+    """Remove all but the newest ``keep`` checkpoints."""
+    for old in checkpoints(run)[:-keep]:
+        remove(old)
+
+
+def remove(checkpoint: Path) -> None:
+    """Rename first, so that no kill can leave half a checkpoint under its name."""
+    doomed = checkpoint.with_name(f".removing-{checkpoint.name}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    os.replace(checkpoint, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def newest(run: Path, warn: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint that is what was written; each damaged one before it is reported and set aside."""
+    for checkpoint in reversed(checkpoints(run)):
+        fault = damage(checkpoint)
+        if fault is None:
+            return checkpoint
+        aside = checkpoint.with_name(f"damaged-{checkpoint.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            os.replace(checkpoint, aside)
+        except OSError as error:
+            raise UserError(f"{checkpoint} is damaged ({fault}) and cannot be set aside ({error.strerror}).") from None
+        warn(f"{checkpoint} is damaged ({fault}); it is now {aside.name}, and the one before it is used.")
+    return None
+
+
+def damage(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, or None."""
+    try:
+        listing = json.loads((checkpoint / MANIFEST).read_text())
+        expected = {name: (about["size"], about["sha256"]) for name, about in listing.items()}
+    except (OSError, ValueError, AttributeError, TypeError, KeyError, RecursionError):
+        return f"no readable {MANIFEST}"
+    for name, (size, digest) in expected.items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size} bytes instead of {size}"
+        if _digest(path) != digest:
+            return f"the content of {name} has changed"
+    return None
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

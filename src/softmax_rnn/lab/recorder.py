@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .checkpoint import write_atomically
+from ..files import write_atomically
 
 COPY = "metrics.jsonl"  # in a checkpoint
 TIMINGS = ("seconds", "tokens_per_second", "data_share")

@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -32,10 +32,10 @@ from ..cli import STOPPED, Parser, whole
 from ..errors import MechanismError, UserError, printable
 from ..files import read_yaml, writing
 from . import _also_a_function, slurm
-from .config import RunConfig, build, to_yaml
+from .config import RunConfig, build, full_name, to_yaml
 from .options import merge, nested
 from .progress import StopSignals, live_table, table
-from .store import DamagedRun, read_run
+from .store import DamagedRun, Run, load_run, read_run
 
 MOST_RUNS = 100_000
 POLL_SECONDS = 0.3
@@ -60,16 +60,16 @@ def main(argv: list[str]) -> int:
 def read_sweep(file: Path) -> list[RunConfig]:
     """The runs of a sweep file, in the order of its grid; anything unknown in it is refused."""
     try:
-        return grid(read_yaml(file))
+        return grid_runs(read_yaml(file))
     except (UserError, MechanismError) as error:
         text = str(error)
         raise UserError(text if str(file) in text else f"{file}: {text}") from None
 
 
-def grid(sweep: Any) -> list[RunConfig]:
+def grid_runs(sweep: Any) -> list[RunConfig]:
     """The runs of a sweep given as plain data.
 
-    >>> [run.seed for run in grid({"preset": "tiny", "grid": {"seed": [0, 1]}})]
+    >>> [run.seed for run in grid_runs({"preset": "tiny", "grid": {"seed": [0, 1]}})]
     [0, 1]
     """
     known = ("preset", "base", "grid")
@@ -97,6 +97,25 @@ def _one(base: dict[str, Any], keys: Iterable[str], values: Iterable[Any], prese
     for key, value in zip(keys, values, strict=True):
         merge(options, nested(key, value))
     return build(options, preset)
+
+
+def call(grid: Mapping[str, Sequence[Any]], *, preset: str = "laptop", jobs: int = 1, **options: Any) -> list[Run]:
+    """``softmax_rnn.lab.sweep(...)``: every combination of the values in ``grid``, each run in a process of its own.
+
+    What is done already is not done again.
+
+    >>> from softmax_rnn.lab import sweep
+    >>> runs = sweep({"mechanism": ["softmax", "norm"], "seed": [0, 1]}, preset="tiny", jobs=2)  # doctest: +SKIP
+    >>> [(run.option("model.mechanism"), run.last("test_loss")) for run in runs]  # doctest: +SKIP
+    """
+    plan = {
+        "preset": preset,
+        "base": {full_name(name): value for name, value in options.items()},
+        "grid": {full_name(name): list(values) for name, values in grid.items()},
+    }
+    runs = grid_runs(plan)
+    run_all(runs, argparse.Namespace(jobs=jobs, slurm=False), "sweep")
+    return [load_run(run.folder) for run in runs]
 
 
 def status(run: RunConfig) -> str:

@@ -18,13 +18,16 @@ import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..cli import STOPPED
 from ..errors import UserError, printable
 from . import _also_a_function
-from .config import RunConfig, parse
+from .config import RunConfig, configure, parse
 from .slurm import AGAIN
+
+if TYPE_CHECKING:
+    from .store import Run
 
 Ending = Literal["done", "stopped", "diverged", "failed"]
 EXIT_CODES: dict[str, int] = {"done": 0, "stopped": STOPPED, "diverged": 1, "failed": 1}
@@ -77,6 +80,24 @@ def train(config: RunConfig, *, quiet: bool = False) -> Outcome:
             return Outcome("stopped", config.folder, message, stop.asked)
 
 
+def call(base: str | RunConfig = "laptop", *, quiet: bool = False, **options: Any) -> Run:
+    """``softmax_rnn.lab.train(...)``: begin or continue a run, with a progress bar unless ``quiet``.
+
+    Returns it with its metrics, whether or not it came to its end. Interrupting the kernel saves, and the same call continues.
+
+    >>> from softmax_rnn.lab import train
+    >>> run = train("tiny", mechanism="norm")  # doctest: +SKIP
+    >>> run.status, run.last("test_loss")  # doctest: +SKIP
+    ('done', 5.21)
+    """
+    from .store import Run, read_run
+
+    outcome = train(configure(base, **options), quiet=quiet)
+    if outcome.ending == "failed":
+        raise UserError(outcome.message)
+    return read_run(outcome.folder) if (outcome.folder / "config.yaml").exists() else Run(outcome.folder)
+
+
 def _train(config: RunConfig, stop: Any, quiet: bool) -> Outcome:
     from .folder import open_folder
     from .progress import say_loading
@@ -95,14 +116,12 @@ def _train(config: RunConfig, stop: Any, quiet: bool) -> Outcome:
         torch.set_num_threads(config.run.threads)
 
     from .data import prepare
-    from .model import build_model, check_model
+    from .model import build_model, check_model, load_source, place_of, start_from
 
     source, tokenizer = None, config.tokenizer
     if config.model.init is None:
         _check_memory(check_model(config.model, config.tokenizer.vocab, config.data.length))
     else:
-        from .transfer import load_source, place_of, start_from
-
         source = load_source(config.model.init)
         _check_memory(source.num_parameters())
         if tokenizer.source == "bpe":  # a model reads the tokens it was trained on
@@ -221,8 +240,8 @@ def _session(
 ) -> Outcome:
     from transformers import PrinterCallback
 
-    from .checkpoint import checkpoints
     from .data import Order, collate
+    from .folder import checkpoints
     from .progress import TrainingBar
     from .recorder import Diverged, Recorder
     from .trainer import Flow, RunTrainer, StorageError, shard
@@ -290,7 +309,7 @@ def command_line() -> str:
 
 _also_a_function(__name__)
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # torchrun -m softmax_rnn.lab.train, as in the first edition
     from ..cli import main as cli
 
     sys.exit(cli(["train", *sys.argv[1:]]))

@@ -41,7 +41,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from ..models import SoftmaxRnnForMaskedLM
 from ..tasks.source import TaskRows
-from . import checkpoint
+from . import folder
 from .data import collate
 from .progress import StopSignals, TrainingBar
 from .recorder import Recorder
@@ -170,7 +170,7 @@ class RunTrainer(Trainer):
         return (total[0] / total[1]).item(), (total[2] / total[1]).item()
 
     def _get_output_dir(self, trial: Any) -> str:
-        return str(self.run / checkpoint.SAVING)
+        return str(self.run / folder.SAVING)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         self.settle()
@@ -179,16 +179,16 @@ class RunTrainer(Trainer):
         run, name = self.run, f"checkpoint-{self.state.global_step}"
         with _storage_errors(run / name):
             if self.args.should_save:
-                checkpoint.clean(run)
-                (run / checkpoint.SAVING / name).mkdir(parents=True)
+                folder.clean(run)
+                (run / folder.SAVING / name).mkdir(parents=True)
             self._barrier()
             super()._save_checkpoint(model, trial)
             self._barrier()
             if self.args.should_save:
-                (run / checkpoint.SAVING / name / "training_args.bin").unlink(missing_ok=True)  # config.yaml says it
-                self.recorder.save(run / checkpoint.SAVING / name)
-                checkpoint.publish(run, name)
-                checkpoint.prune(run, self.keep)
+                (run / folder.SAVING / name / "training_args.bin").unlink(missing_ok=True)  # config.yaml says it
+                self.recorder.save(run / folder.SAVING / name)
+                folder.publish(run, name)
+                folder.prune(run, self.keep)
             self._barrier()
 
     def _barrier(self) -> None:

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import UserError
-from ..lab.checkpoint import write_atomically
+from ..files import write_atomically
 from ..lab.config import RunConfig
-from ..lab.packed import is_packed, read_packed
-from ..lab.store import DamagedRun, Run, read_run
+from ..lab.store import DamagedRun, Run, is_packed, read_packed, read_run
 from .scales import SCALES, Cell, Scale, scale
 
 Metric = Literal["test_loss", "spikes"]

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import UserError
-from ..lab.config import RunConfig, RunSettings, TrainConfig
+from ..lab.config import RunConfig, RunSettings, TrainConfig, paper, paper_large, paper_long
 from ..lab.data import DataConfig
 from ..lab.model import ModelConfig
-from ..lab.recipes import paper, paper_large, paper_long
 from ..lab.tokenizer import TokenizerConfig
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..errors import UserError
-from ..lab.checkpoint import write_atomically
+from ..files import write_atomically
 from ..lab.config import RunConfig
-from ..lab.packed import is_packed
+from ..lab.store import is_packed
 from ..report.data import (
     Band,
     ClaimView,
