@@ -31,6 +31,40 @@ def test_importing_needs_torch_alone():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    ("module", "names"),
+    {  # that docs, examples and tests of the first edition import
+        "denominators": "Denominator Length Sum",
+        "features": "symmetric_dim symmetric_power",
+        "kernels": "Kernel Exp Taylor",
+        "presets": "PRESETS AUTHORS mechanism",
+        "lab.checkpoint": "newest publish",
+        "lab.recipes": "RECIPES recipe paper",
+        "lab.store": "find_runs runs_table tidy",
+        "lab.tokens": "Tokens open_tokens write_tokens",
+        "microscope.centers": "save_centers",
+        "microscope.quality": "SETTLED",
+        "microscope.saving": "load save",
+        "microscope.series": "ladder largest_term last_useful partial_sums tail_ratio",
+        "microscope.states": "cache_bytes state_bytes",
+        "microscope.truncate": "truncated",
+        "models.authors": "TYPES WHY_NOT",
+        "models.loading": "load_model load_tokenizer smollm2_path",
+        "models.patch": "patch unpatch",
+        "models.sizes": "SIZES parameter_count",
+        "paper.catalog": "FIGURES of_scale",
+        "paper.estimate": "GPUS cost",
+        "paper.headline": "finals main_curves",
+        "paper.scales": "SCALES Cell Scale",
+        "report.glyph": "glyph measured region_words",
+    }.items(),
+)
+def test_modules_of_the_first_edition_are_found(module, names):
+    found = importlib.import_module(f"softmax_rnn.{module}")
+    assert all(hasattr(found, name) for name in names.split())
+    assert found.__spec__.name == found.__name__  # where it is now
+
+
 def test_help_does_not_import_torch():
     code = "import sys; from softmax_rnn.cli import main; main(['--help']); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -11,7 +11,7 @@ transformers, and ``softmax-rnn --help`` neither.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import _auto
+from . import _imports
 
 __version__ = "0.2.0"
 
@@ -102,4 +102,4 @@ def __dir__() -> list[str]:
     return sorted([*globals(), *_MODULE])
 
 
-_auto.install()
+_imports.install()

@@ -58,6 +58,12 @@ def one_line(text: object) -> str:
     return printable(" ".join(str(text).split()))
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    text = str(error).strip().splitlines()
+    return text[0] if text else type(error).__name__
+
+
 def sentence(error: BaseException) -> str | None:
     """What to tell the user about an error that the user can have caused; None if it is a defect of ours."""
     if isinstance(error, UserError | MechanismError):

@@ -68,7 +68,7 @@ def _mechanisms() -> list[str]:
 
 
 def _sizes() -> list[str]:
-    from .models.sizes import SIZES, parameter_count
+    from .models import SIZES, parameter_count
 
     lines = [
         f"{'size':<8} {'layers':>6} {'hidden':>7} {'MLP':>6} {'heads':>6} {'parameters':>14}   (vocabulary 32,000)"

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from softmax_rnn.microscope.series import ladder, largest_term, last_useful, partial_sums, tail_ratio
+from softmax_rnn.microscope.probe import ladder, largest_term, last_useful, partial_sums, tail_ratio
 
 getcontext().prec = 1000
 SCORES = [-300.5, -67.25, -40.5, -20.25, -16.5, -3.0, -0.5, 0.0, 1e-3, 2.5, 30.0, 120.0]

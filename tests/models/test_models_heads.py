@@ -19,7 +19,7 @@ from transformers import (
 )
 
 import softmax_rnn as sr
-from softmax_rnn.models.saving import AUTO_MAP
+from softmax_rnn.models.folders import AUTO_MAP
 
 HEADS = {
     AutoModel: sr.SoftmaxRnnModel,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..cli import Parser, decimal, notice, whole
-from ..errors import UserError, printable
+from ..errors import UserError, first_line, printable
 from ..files import check_folder, writing
 from ..files import read_text as text_of
 from . import results
@@ -172,7 +172,7 @@ def open_model(name: str) -> tuple[PreTrainedModel, str | Path]:
     from transformers import AutoModel
 
     from ..models import load_model, smollm2_path
-    from ..models.loading import first_line, locate
+    from ..models.folders import locate
     from ..models.patching import restore
 
     where: str | Path = smollm2_path() if name == "smollm2" else name

@@ -31,8 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .probe import Call, Tile, tiles
-from .series import SAFE, largest_term, last_useful, partial_sums
+from .probe import SAFE, Call, Tile, largest_term, last_useful, partial_sums, tiles
 
 BINS = 2048
 QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)

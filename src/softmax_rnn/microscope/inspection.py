@@ -19,9 +19,8 @@ from transformers import PreTrainedModel
 
 from ..errors import UserError
 from .heads import QUANTILES, best_center, head_statistics, mean_center, short
-from .probe import Call, scoped, truncated
+from .probe import Call, ladder, scoped, truncated
 from .results import state_table
-from .series import ladder
 
 CENTRINGS = {
     "none": ("none",),

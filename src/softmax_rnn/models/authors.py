@@ -28,8 +28,8 @@ from ..slots.kernels import Linear, Taylor
 from ..slots.mechanism import Mechanism
 from ..slots.presets import AUTHORS
 from .attention import SoftmaxRnnAttention
+from .folders import read_weights
 from .llama import SoftmaxRnnConfig, SoftmaxRnnForCausalLM
-from .loading import read_weights
 
 TYPES = {
     **AUTHORS,

@@ -1,9 +1,11 @@
-"""Llama with any mechanism: a configuration with one more field, and Llama's model with another attention layer in it.
+"""Llama with any mechanism: a configuration with one more field, Llama's model with another attention layer in it, and its heads:
+the next token, a label for a text or for each token, and masked words with both sides in view.
 
 >>> from softmax_rnn import SoftmaxRnnConfig, SoftmaxRnnForCausalLM
 >>> config = SoftmaxRnnConfig(mechanism="norm", hidden_size=64, intermediate_size=128, num_hidden_layers=2,
 ...                           num_attention_heads=4)
 >>> model = SoftmaxRnnForCausalLM(config)
+>>> small = SoftmaxRnnConfig(**SIZES["micro"], vocab_size=4096, mechanism="norm")
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     DynamicCache,
     LlamaConfig,
     LlamaForCausalLM,
@@ -27,16 +32,18 @@ from transformers import (
 )
 from transformers import initialization as init
 from transformers.cache_utils import Cache
+from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
+from transformers.modeling_outputs import MaskedLMOutput
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaPreTrainedModel, LlamaRotaryEmbedding
 
-from ..errors import MechanismError, MechanismWarning
+from ..errors import MechanismError, MechanismWarning, UserError
 from ..nn import ShortConv, starts
 from ..slots.mechanism import Mechanism
 from ..slots.presets import mechanism as resolve
 from . import masks
 from .attention import SoftmaxRnnAttention, ungated
 from .cache import layer_type
-from .saving import AUTO_MAP, write_card, write_stub
+from .folders import AUTO_MAP, write_card, write_stub
 
 
 @strict
@@ -95,10 +102,7 @@ class SoftmaxRnnConfig(LlamaConfig):
             )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in (
-            "model_type",
-            "layer_types",
-        ):  # as in another model's config: here the class and the mechanism say it
+        if name in ("model_type", "layer_types"):  # of another model's config: here the class and the mechanism say it
             return
         super().__setattr__(name, _plain(value) if name == "mechanism" else value)
 
@@ -213,6 +217,14 @@ class SoftmaxRnnPreTrainedModel(LlamaPreTrainedModel):
             init.copy_(module.weight, identity)
 
 
+def _attention_class(config: SoftmaxRnnConfig) -> type[SoftmaxRnnAttention]:
+    if config.authors_cosine:
+        from .authors import AuthorsCosine
+
+        return AuthorsCosine
+    return SoftmaxRnnAttention
+
+
 class SoftmaxRnnModel(SoftmaxRnnPreTrainedModel, LlamaModel):
     """As ``LlamaModel``, with a ``SoftmaxRnnAttention`` in each layer, and masks that are never T x T."""
 
@@ -297,14 +309,78 @@ class SoftmaxRnnForCausalLM(SoftmaxRnnPreTrainedModel, LlamaForCausalLM):
         return attention_mask if room < 0 else masks.columns(attention_mask, 0, room)
 
 
-def _attention_class(config: SoftmaxRnnConfig) -> type[SoftmaxRnnAttention]:
-    if config.authors_cosine:
-        from .authors import AuthorsCosine
+class SoftmaxRnnForSequenceClassification(GenericForSequenceClassification, SoftmaxRnnPreTrainedModel):
+    """As ``LlamaForSequenceClassification``: the last token that is not padding decides."""
 
-        return AuthorsCosine
-    return SoftmaxRnnAttention
+
+class SoftmaxRnnForTokenClassification(GenericForTokenClassification, SoftmaxRnnPreTrainedModel):
+    """As ``LlamaForTokenClassification``; with ``is_causal=False`` in the config each token sees both sides."""
+
+
+class SoftmaxRnnForMaskedLM(SoftmaxRnnPreTrainedModel):
+    """Predicts tokens from both sides: every token sees every other one, whatever the config says."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: SoftmaxRnnConfig) -> None:
+        super().__init__(config)
+        self.model = SoftmaxRnnModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> MaskedLMOutput:
+        """Logits for every token; the loss is over those whose label is not -100."""
+        return_dict, items = kwargs.pop("return_dict", None), kwargs.pop("num_items_in_batch", None)
+        kwargs |= {"is_causal": False, "use_cache": False, "return_dict": True}
+        body = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
+        logits = self.lm_head(body.last_hidden_state)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, num_items_in_batch=items)
+        out = MaskedLMOutput(loss=loss, logits=logits, hidden_states=body.hidden_states, attentions=body.attentions)
+        return out.to_tuple() if return_dict is False else out  # type: ignore[return-value]
 
 
 AutoConfig.register(SoftmaxRnnConfig.model_type, SoftmaxRnnConfig, exist_ok=True)
 AutoModel.register(SoftmaxRnnConfig, SoftmaxRnnModel)
 AutoModelForCausalLM.register(SoftmaxRnnConfig, SoftmaxRnnForCausalLM)
+AutoModelForSequenceClassification.register(SoftmaxRnnConfig, SoftmaxRnnForSequenceClassification)
+AutoModelForTokenClassification.register(SoftmaxRnnConfig, SoftmaxRnnForTokenClassification)
+AutoModelForMaskedLM.register(SoftmaxRnnConfig, SoftmaxRnnForMaskedLM)
+
+
+# Named sizes: the paper's two (App. D) and smaller ones that train on a laptop.
+
+
+def _size(hidden: int, mlp: int, heads: int, layers: int) -> dict[str, Any]:
+    return {"hidden_size": hidden, "intermediate_size": mlp, "num_attention_heads": heads, "num_hidden_layers": layers}
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "nano": _size(128, 256, 8, 4),  # minutes on a CPU; head size 16, so that Kronecker states stay small
+    "micro": _size(256, 512, 8, 6),
+    "mini": _size(512, 1024, 8, 8),
+    "small": _size(1024, 2048, 16, 20),  # the paper's models
+    "large": _size(3072, 6144, 16, 20),  # the paper's large model
+}
+
+
+def parameter_count(size: str, vocab_size: int = 32000, mechanism: Any = "softmax") -> int:
+    """How many parameters a model of this size has; nothing is allocated.
+
+    >>> f"{parameter_count('small'):,}"
+    '275,293,184'
+    """
+    if size not in SIZES:
+        raise UserError(f"Unknown size {size!r}; sizes are {', '.join(SIZES)}.")
+    with torch.device("meta"):
+        model = SoftmaxRnnForCausalLM(SoftmaxRnnConfig(**SIZES[size], vocab_size=vocab_size, mechanism=mechanism))
+    return sum(p.numel() for p in model.parameters())

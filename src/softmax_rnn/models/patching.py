@@ -257,7 +257,7 @@ def patched_attention(
             f"Mechanisms have no dropout on weights, and this model trains with {dropout}: set it to 0, or call model.eval()."
         )
     m, options = _as_asked(swap.mechanism, kwargs.get("softcap"), kwargs.get("s_aux"))
-    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    causal = reads_causally(module, is_causal)
     mask = masks.read(attention_mask)
     key, value, keep = masks.in_use(key, value, mask.what, query.shape[2])
     if mask.windowed:
@@ -276,6 +276,11 @@ def patched_attention(
     if not kwargs.get("output_attentions"):
         return out.transpose(1, 2), None
     return out.transpose(1, 2), weights(query, key, m, keep, mask.documents, causal, **options)
+
+
+def reads_causally(module: nn.Module, asked: bool | None) -> bool:
+    """What a call asks for, or else what the module is."""
+    return bool(getattr(module, "is_causal", True) if asked is None else asked)
 
 
 def _as_asked(m: Mechanism, softcap: float | None, sink: Tensor | None) -> tuple[Mechanism, dict[str, Any]]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..errors import MechanismError
+from ..errors import MechanismError, first_line
 
 TOKENS = 6  # of the small forward pass
 _TRIED: set[tuple[type, str, frozenset[type]]] = set()
@@ -65,13 +65,15 @@ def try_once(
             own = [_tensors(model(**i)) for i in inputs]
         except Exception as error:
             raise MechanismError(
-                f"{type(model).__name__} cannot be tried on a small input ({_line(error)}), so its attention is not swapped."
+                f"{type(model).__name__} cannot be tried on a small input ({first_line(error)}), so its attention is not swapped."
             ) from None
         with ours as calls:
             try:
                 new = [_tensors(model(**i)) for i in inputs]
             except MechanismError as error:
-                raise MechanismError(f"The attention of {family!r} models cannot be swapped: {_line(error)}") from None
+                raise MechanismError(
+                    f"The attention of {family!r} models cannot be swapped: {first_line(error)}"
+                ) from None
     _compare(family, own, new, [i.get("attention_mask") for i in inputs])
     if max(calls.values(), default=0) > len(inputs):
         raise MechanismError(
@@ -151,8 +153,3 @@ def _evaluating(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
-
-
-def _line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return text[0] if text else type(error).__name__

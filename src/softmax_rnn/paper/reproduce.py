@@ -162,7 +162,7 @@ def cost(config: RunConfig) -> Cost:
 def _shape(size: str, overrides: tuple[tuple[str, int], ...], vocab: int, mechanism: str) -> tuple[int, int, int]:
     """Parameters (gates and norms included), hidden size, layers."""
     from ..lab.model import ModelConfig, check_model
-    from ..models.sizes import SIZES
+    from ..models import SIZES
 
     shape = SIZES[size] | dict(overrides)
     known = "softmax" if mechanism in ("custom", "hybrid") else mechanism

@@ -346,7 +346,7 @@ def take_example(scale: Scale, folder: Path) -> Example | None:
     from ..lab.data import prepare
     from ..lab.train import quieten
     from ..microscope.probe import Call, scoped
-    from ..models.loading import load_model, load_tokenizer
+    from ..models import load_model, load_tokenizer
 
     config = source(scale, folder)
     quieten()
