@@ -18,8 +18,7 @@ from pathlib import Path
 import torch
 
 from softmax_rnn.lab.model import ModelConfig, check_model
-from softmax_rnn.lab.packed import is_packed, pack, read_packed
-from softmax_rnn.lab.store import Run
+from softmax_rnn.lab.store import Run, is_packed, pack, read_packed
 from softmax_rnn.lab.sweep import ENDED, read_sweep, status
 from softmax_rnn.lab.train import train
 from softmax_rnn.nn import Attention
