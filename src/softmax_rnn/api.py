@@ -28,12 +28,24 @@ from .state import State
 
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, mechanism: str | Mechanism = "softmax", *, return_state: Literal[False] = False, **options: Any
-) -> Tensor: ...  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mechanism: str | Mechanism = "softmax",
+    *,
+    return_state: Literal[False] = False,
+    **options: Any,
+) -> Tensor: ...
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, mechanism: str | Mechanism = "softmax", *, return_state: Literal[True], **options: Any
-) -> tuple[Tensor, State]: ...  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mechanism: str | Mechanism = "softmax",
+    *,
+    return_state: Literal[True],
+    **options: Any,
+) -> tuple[Tensor, State]: ...
 @checked
 def attention(
     q: Float[Tensor, "b h tq d"],
@@ -92,9 +104,20 @@ def attention(
     chosen = find_form(form, setting, return_state)
     with chosen_precision(q):
         problem = prepare(
-            setting, q, k, v, given, scale=scale, reference=chosen.name == "reference", keep=key_padding_mask, segments=segment_ids,
-            center=center, state=state, backend=backend, chunk_size=chunk_size,
-        )  # fmt: skip
+            setting,
+            q,
+            k,
+            v,
+            given,
+            scale=scale,
+            reference=chosen.name == "reference",
+            keep=key_padding_mask,
+            segments=segment_ids,
+            center=center,
+            state=state,
+            backend=backend,
+            chunk_size=chunk_size,
+        )
         sums, count, new_state = chosen.run(problem)
         out = finish(m, sums, count, q.dtype, problem.tensors, problem.may_be_empty)
     return (out, new_state) if return_state else out

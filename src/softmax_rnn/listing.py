@@ -83,63 +83,68 @@ SHOWN = ("mechanism", "source", "size", "seed")  # of every run; more options wh
 RESULTS = ("status", "step", "train_loss", "test_loss")
 TEST = re.compile(r"([\w.]+)(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
 TESTS: dict[str, Callable[[Any, Any], bool]] = {
-    "=": operator.eq, "!=": operator.ne, "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge,
-}  # fmt: skip
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+    "<=": operator.le,
+    ">=": operator.ge,
+}
 
 
 def _runs(folder: str, sort: str | None, reverse: bool, where: list[str], as_json: bool) -> list[str]:
     from .lab.store import runs_table
 
-    rows = runs_table(folder)
+    runs = runs_table(folder)
     for test in where:
-        rows = [row for row in rows if _passes(row, test, rows)]
+        runs = [run for run in runs if _passes(run, test, runs)]
     if sort is not None:
-        _check_key(sort, rows)
-        known = [row for row in rows if _value(row, sort) is not None]
-        known.sort(key=lambda row: _comparable(_value(row, sort)), reverse=reverse)
-        rows = known + [row for row in rows if _value(row, sort) is None]
+        _check_key(sort, runs)
+        known = [run for run in runs if _value(run, sort) is not None]
+        known.sort(key=lambda run: _comparable(_value(run, sort)), reverse=reverse)
+        runs = known + [run for run in runs if _value(run, sort) is None]
     if as_json:
-        return [json.dumps(rows, indent=1, default=str)]
-    if not rows:
+        return [json.dumps(runs, indent=1, default=str)]
+    if not runs:
         return [printable(f"There are no {'such ' if where else ''}runs in {folder}.")]
-    swept = _swept(rows)
+    swept = _swept(runs)
     columns = [*SHOWN, *swept, *RESULTS, "folder"]
-    table = [columns, *([_cell(row, column) for column in columns] for row in rows)]
+    table = [columns, *([_cell(run, column) for column in columns] for run in runs)]
     widths = [max(len(line[i]) for line in table) for i in range(len(columns) - 1)]
     lines = [" ".join([*map(_padded, line, widths), line[-1]]) for line in table]
-    return lines + [printable(row["note"]) for row in rows if row["note"] is not None]
+    return lines + [printable(run["note"]) for run in runs if run["note"] is not None]
 
 
-def _swept(rows: list[dict[str, Any]]) -> list[str]:
+def _swept(runs: list[dict[str, Any]]) -> list[str]:
     """Options that differ between the runs, beyond those that are always shown."""
     always = {"model.mechanism", "data.source", "model.size", "seed"}
-    whole = [row["options"] for row in rows if row["options"]]
+    whole = [run["options"] for run in runs if run["options"]]
     names = dict.fromkeys(name for options in whole for name in options if name not in always)
     return [name for name in names if len({json.dumps(o.get(name), sort_keys=True, default=str) for o in whole}) > 1]
 
 
-def _value(row: dict[str, Any], key: str) -> Any:
+def _value(run: dict[str, Any], key: str) -> Any:
     """Of a column, of an option by its dotted name, or by its last word where only one option ends so."""
-    if key in row or key in row["options"]:
-        return row.get(key, row["options"].get(key))
-    ends = [name for name in row["options"] if name.rpartition(".")[2] == key]
-    return row["options"][ends[0]] if len(ends) == 1 else None
+    if key in run or key in run["options"]:
+        return run.get(key, run["options"].get(key))
+    ends = [name for name in run["options"] if name.rpartition(".")[2] == key]
+    return run["options"][ends[0]] if len(ends) == 1 else None
 
 
-def _check_key(key: str, rows: list[dict[str, Any]]) -> None:
-    if rows and all(_value(row, key) is None for row in rows):
-        known = {name for row in rows for name in [*row, *row["options"]]}
+def _check_key(key: str, runs: list[dict[str, Any]]) -> None:
+    if runs and all(_value(run, key) is None for run in runs):
+        known = {name for run in runs for name in [*run, *run["options"]]}
         near = difflib.get_close_matches(key, sorted(known), n=1)
         raise UserError(f"No run has {key!r}{f': did you mean {near[0]}?' if near else '.'}")
 
 
-def _passes(row: dict[str, Any], test: str, rows: list[dict[str, Any]]) -> bool:
+def _passes(run: dict[str, Any], test: str, runs: list[dict[str, Any]]) -> bool:
     match = TEST.fullmatch(test)
     if match is None:
         raise UserError(f"--where takes KEY=VALUE, or with != < > <= >=, got {test!r}.")
     key, sign, wanted = match.groups()
-    _check_key(key, rows)
-    value = _value(row, key)
+    _check_key(key, runs)
+    value = _value(run, key)
     if value is None:
         return sign == "!=" or (sign == "=" and wanted in ("", "null"))
     try:
@@ -154,10 +159,10 @@ def _comparable(value: Any) -> tuple[bool, float, str]:
     return not number, float(value) if number else 0.0, str(value)
 
 
-def _cell(row: dict[str, Any], column: str) -> str:
-    value = _value(row, column)
+def _cell(run: dict[str, Any], column: str) -> str:
+    value = _value(run, column)
     if column == "step":
-        return f"{value:,}/{row['steps']:,}" if row["steps"] is not None else str(value)
+        return f"{value:,}/{run['steps']:,}" if run["steps"] is not None else str(value)
     if column in RESULTS and isinstance(value, float):
         return f"{value:.4f}"
     return "-" if value is None else printable(value)

@@ -198,9 +198,17 @@ class Attention(nn.Module):
     """
 
     def __init__(
-        self, dim: int, heads: int, mechanism: str | Mechanism = "softmax", kv_heads: int | None = None, *, causal: bool = True,
-        rope: float | None = None, conv: int = 0, bias: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        dim: int,
+        heads: int,
+        mechanism: str | Mechanism = "softmax",
+        kv_heads: int | None = None,
+        *,
+        causal: bool = True,
+        rope: float | None = None,
+        conv: int = 0,
+        bias: bool = False,
+    ) -> None:
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
         if heads < 1 or dim % heads or kv_heads < 1 or heads % kv_heads:
@@ -244,10 +252,18 @@ class Attention(nn.Module):
             first = 0 if state is None else state.tokens
             q, k = (rotate(y, first, self.rope) for y in (q, k))
         found: Any = attention(  # type: ignore[call-overload]
-            q, k, v, self.mechanism, causal=self.causal, key_padding_mask=key_padding_mask, segment_ids=segment_ids,
-            state=None if state is None else state.attention, return_state=return_state,
-            **make_inputs(self, self.mechanism, x, self.heads, self.kv_heads), **options,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            self.mechanism,
+            causal=self.causal,
+            key_padding_mask=key_padding_mask,
+            segment_ids=segment_ids,
+            state=None if state is None else state.attention,
+            return_state=return_state,
+            **make_inputs(self, self.mechanism, x, self.heads, self.kv_heads),
+            **options,
+        )
         out, after = found if return_state else (found, None)
         out = self.o_proj(out.transpose(1, 2).flatten(2))
         return (out, layer_state(cast(State, after), tail)) if return_state else out

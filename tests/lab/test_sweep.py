@@ -144,15 +144,19 @@ def test_what_is_queued_is_not_submitted_again(cluster: Path, corpus: Path, caps
 @pytest.mark.parametrize(
     ("options", "refusal", "says"),
     [
-        (["--partition", "no"], "sbatch: error: invalid partition specified: no\nsbatch: error: Batch job submission failed: "
-         "Invalid partition name specified\n", "SLURM refuses: Batch job submission failed: Invalid partition name specified."),
+        (
+            ["--partition", "no"],
+            "sbatch: error: invalid partition specified: no\nsbatch: error: Batch job submission failed: "
+            "Invalid partition name specified\n",
+            "SLURM refuses: Batch job submission failed: Invalid partition name specified.",
+        ),
         (["--gpus", "3"], "sbatch: error: Invalid generic resource (gres) specification\n", "Invalid generic resource"),
         ([], "", "sbatch ended with code 1"),
         (["--cpus", "9"], None, "need 9 cores, and the largest node has 8"),
         (["--processes", "3", "--cpus", "4"], None, "need 12 cores"),
         (["--partition", "none"], None, "the partition none has no nodes"),
     ],
-)  # fmt: skip
+)
 def test_a_refused_submission_is_one_line_and_leaves_nothing(
     cluster: Path, corpus: Path, capsys: pytest.CaptureFixture[str], options: list[str], refusal: str | None, says: str
 ) -> None:

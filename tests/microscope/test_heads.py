@@ -52,11 +52,14 @@ def dense(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, orders: list[int]) -> d
     out = (p @ v)[rows]
     terms = [(x.abs() ** n / float(math.factorial(n)))[seen].mean() for n in range(orders[-1] + 1)]
     found: dict[str, Any] = {
-        "low": x[seen].min(), "high": x[seen].max(), "x": x[seen],
+        "low": x[seen].min(),
+        "high": x[seen].max(),
+        "x": x[seen],
         "terms": torch.stack(terms).log10(),
         "entropy": -(p * p.clamp(min=1e-300).log()).sum(-1)[rows].mean(),
-        "error": [], "share": [],
-    }  # fmt: skip
+        "error": [],
+        "share": [],
+    }
     z = (x.exp() * seen).sum(-1, keepdim=True)
     for n in orders:
         w = sum(x**i / float(math.factorial(i)) for i in range(n + 1)) * seen

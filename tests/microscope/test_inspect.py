@@ -50,8 +50,13 @@ def test_an_encoder_is_compared_with_itself(bert: Any, ids: Tensor) -> None:
 @pytest.mark.parametrize("mechanism", ["softmax", "norm", "gate", "linear_elu", "linear_relu", "linear_cosine"])
 def test_models_of_ours(mechanism: str, ids: Tensor) -> None:
     config = sr.SoftmaxRnnConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, mechanism=mechanism
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        mechanism=mechanism,
+    )
     model = sr.SoftmaxRnnForCausalLM(config)
     found = inspect(model, ids, **QUICK)
     assert model.training  # as it was
@@ -149,8 +154,13 @@ def test_bad_arguments_are_one_sentence(llama: Any, ids: Tensor, change: dict[st
 
 def test_what_cannot_be_centred_is_refused(ids: Tensor, other: Tensor) -> None:
     config = sr.SoftmaxRnnConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, mechanism="gate"
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        mechanism="gate",
+    )
     with pytest.raises(sr.UserError, match="Centring would change"):
         inspect(sr.SoftmaxRnnForCausalLM(config), ids, center="mean", calibration_ids=other)
 
@@ -168,7 +178,7 @@ def test_what_cannot_be_centred_is_refused(ids: Tensor, other: Tensor) -> None:
 def test_attention_that_scores_do_not_explain_is_refused(name: str, what: str, ids: Tensor) -> None:
     config = sr.SoftmaxRnnConfig(
         vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, mechanism=name
-    )  # fmt: skip
+    )
     with pytest.raises(sr.UserError, match=what):
         inspect(sr.SoftmaxRnnForCausalLM(config), ids)
 
@@ -204,8 +214,14 @@ def test_capped_scores_are_refused(ids: Tensor) -> None:
 
 def test_a_convolution_and_no_rope_change_nothing_for_the_microscope(ids: Tensor) -> None:
     config = sr.SoftmaxRnnConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, conv=3, rope=False
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        conv=3,
+        rope=False,
+    )
     model = sr.SoftmaxRnnForCausalLM(config).eval()
     found = inspect(model, ids, orders=32, layer_orders=()).summary
     assert found["all_layers"]["none"]["values"][-1] == pytest.approx(model(ids, labels=ids).loss.item(), abs=1e-4)

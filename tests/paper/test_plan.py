@@ -59,8 +59,10 @@ def test_the_papers_scale_is_appendix_d() -> None:
     scale = SCALES["paper"]
     base, large, long = (scale.config(Cell("norm", "pile", variant), Path("x")) for variant in (BASE, LARGE, LONG))
     assert [cost(c).parameters for c in (base, large, long)] == [
-        parameter_count("small"), parameter_count("large"), parameter_count("small"),
-    ]  # fmt: skip
+        parameter_count("small"),
+        parameter_count("large"),
+        parameter_count("small"),
+    ]
     gated = replace(base, model=replace(base.model, mechanism="gate"))
     assert cost(gated).parameters == parameter_count("small", mechanism="gate") > parameter_count("small")
     assert (base.data.length, long.data.length, base.train.batch, base.train.steps) == (1024, 4096, 36, 100_000)

@@ -68,18 +68,27 @@ def test_a_missing_seed_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "damage", "status", "note"),
     [
-        ("metrics.jsonl", lambda text: text[:-60], "unfinished", f"stopped at step {STEPS} of {STEPS}"),  # the end was cut off
+        (
+            "metrics.jsonl",
+            lambda text: text[:-60],
+            "unfinished",
+            f"stopped at step {STEPS} of {STEPS}",
+        ),  # the end was cut off
         ("metrics.jsonl", lambda text: text[: len(text) // 2], "unfinished", "stopped at step"),
         ("metrics.jsonl", lambda text: "", "unfinished", f"stopped at step 0 of {STEPS}"),
         ("metrics.jsonl", lambda text: '{"a": 1}\n' + text, "damaged", "has no step and tokens"),
         ("metrics.jsonl", lambda text: text.replace("test_loss", "tost_loss"), "damaged", "no test loss"),
-        ("metrics.jsonl", lambda text: text.splitlines()[0] + '\n{"step": 5, "tokens": 9, "event": "done"}\n', "damaged",
-         f"says done at step 5 of {STEPS}"),
+        (
+            "metrics.jsonl",
+            lambda text: text.splitlines()[0] + '\n{"step": 5, "tokens": 9, "event": "done"}\n',
+            "damaged",
+            f"says done at step 5 of {STEPS}",
+        ),
         ("config.yaml", lambda text: text[:40] + "\x00: [", "damaged", "not that of a run"),
         ("config.yaml", lambda text: text[: text.index("train:")], "damaged", "not that of a run"),
         ("config.yaml", lambda text: "", "damaged", "not that of a run"),
     ],
-)  # fmt: skip
+)
 def test_half_written_files_are_seen(folder: Path, file: str, damage, status: str, note: str) -> None:
     cell = Cell("softmax", QUICK.main, seed=0)
     path = QUICK.config(cell, folder / "runs").folder / file
@@ -214,6 +223,6 @@ def test_a_page_of_packed_results_leaves_them_as_they_are(
     assert cli.main(["report", str(packed)]) == 0
     assert {path.name: path.read_bytes() for path in packed.iterdir()} == before
     assert (tmp_path / "out/kept-report/index.html").exists()
-    assert cli.main(["report", str(packed), "--keep"]) == 0
+    assert cli.main(["report", str(packed), "--update"]) == 0
     assert (packed / "summary.json").read_text() == (tmp_path / "out/kept-report/summary.json").read_text()
     assert (packed / "figures/quick.svg").exists()

@@ -98,8 +98,8 @@ class Speed(NamedTuple):
 
 def training_speed(mechanism: str, preset: str, steps: int, rounds: int) -> Speed:
     """Medians over the rounds."""
+    from ..lab.config import recipe
     from ..lab.data import prepare
-    from ..lab.recipes import recipe
 
     base = recipe(preset)
     config = replace(

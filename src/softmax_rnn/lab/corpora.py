@@ -175,15 +175,15 @@ def _read(path: Path, column: str, split: str | None) -> Iterator[str]:
     out.
     """
     if path.suffix == ".jsonl":
-        rows: Iterator[Any] = _json_lines(path, column)
+        texts: Iterator[Any] = _json_lines(path, column)
     elif path.suffix == ".parquet":
-        rows = _parquet_rows(path, column)
+        texts = _parquet_texts(path, column)
     else:
-        text = read_bytes(path).decode("utf-8", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
-        rows = iter(re.split(split, text) if split else [text])
-    for row in rows:
-        if row and row.strip():
-            yield whole_characters(row)
+        whole = read_bytes(path).decode("utf-8", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+        texts = iter(re.split(split, whole) if split else [whole])
+    for text in texts:
+        if text and text.strip():
+            yield whole_characters(text)
 
 
 def whole_characters(text: str) -> str:
@@ -201,17 +201,17 @@ def _json_lines(path: Path, column: str) -> Iterator[Any]:
     with file:
         for number, line in enumerate(file, start=1):
             try:
-                row = json.loads(line.decode("utf-8"))[column] if line.strip() else None
+                text = json.loads(line.decode("utf-8"))[column] if line.strip() else None
             except (ValueError, KeyError, TypeError, RecursionError):
-                row = 0
-            if row is not None and not isinstance(row, str):
+                text = 0
+            if text is not None and not isinstance(text, str):
                 raise UserError(
                     f"Line {number} of {path} is not a JSON object with text in the field {column!r} (set --data.column)."
                 )
-            yield row
+            yield text
 
 
-def _parquet_rows(path: Path, column: str) -> Iterator[Any]:
+def _parquet_texts(path: Path, column: str) -> Iterator[Any]:
     import pyarrow
     import pyarrow.parquet
 
@@ -221,10 +221,10 @@ def _parquet_rows(path: Path, column: str) -> Iterator[Any]:
                 has = ", ".join(file.schema_arrow.names)
                 raise UserError(f"{path} has no column {column!r}, it has {has} (set --data.column).")
             for batch in file.iter_batches(batch_size=1024, columns=[column]):
-                for row in batch.column(0).to_pylist():
-                    if row is not None and not isinstance(row, str):
-                        raise UserError(f"The column {column!r} of {path} holds {type(row).__name__}, not text.")
-                    yield row
+                for text in batch.column(0).to_pylist():
+                    if text is not None and not isinstance(text, str):
+                        raise UserError(f"The column {column!r} of {path} holds {type(text).__name__}, not text.")
+                    yield text
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path} is not a readable parquet file: {reason}") from None

@@ -210,7 +210,7 @@ def _folders(root: Path, depth: int) -> Iterator[Path]:
 
 
 def runs_table(root: str | Path) -> list[dict[str, Any]]:
-    """One row per run: run, status, mechanism, source, size, seed, step, steps, the newest train_loss, test_loss, test_accuracy and
+    """One line per run: run, status, mechanism, source, size, seed, step, steps, the newest train_loss, test_loss, test_accuracy and
     spikes, tokens, seconds, folder, and for a damaged run a note; an empty list if there are none.
     """
     return [
@@ -223,7 +223,7 @@ def runs_table(root: str | Path) -> list[dict[str, Any]]:
 
 
 def tidy(root: str | Path) -> list[dict[str, Any]]:
-    """One row per run, step and metric: columns run, mechanism, source, size, seed, step, tokens, metric, value.
+    """One line per run, step and metric: columns run, mechanism, source, size, seed, step, tokens, metric, value.
 
     >>> curve = [r for r in tidy("runs") if r["metric"] == "test_loss" and r["mechanism"] == "norm"]
     """

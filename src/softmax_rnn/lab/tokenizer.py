@@ -283,9 +283,11 @@ class _Writer:
     def commit(self, rows: dict[str, list[list[int]]], documents: int) -> None:
         """Append, make it durable, then vouch for it."""
         for split, documents_of_split in rows.items():
-            lengths = np.array([len(row) for row in documents_of_split], np.int64)
+            lengths = np.array([len(document) for document in documents_of_split], np.int64)
             start = self.sizes[f"{split}.stream"] // np.dtype(self.dtype).itemsize
-            flat = np.fromiter((token for row in documents_of_split for token in row), self.dtype, lengths.sum())
+            flat = np.fromiter(
+                (token for document in documents_of_split for token in document), self.dtype, lengths.sum()
+            )
             self._append(f"{split}.stream", flat)
             self._append(f"{split}.ends", start + lengths.cumsum())
             self.tokens += int(lengths.sum())

@@ -124,9 +124,9 @@ def _check(
 
 
 @contextlib.contextmanager
-def _watching(model: PreTrainedModel, see: Callable[[Call], None]) -> Iterator[None]:
+def _watching(model: PreTrainedModel, look: Callable[[Call], None]) -> Iterator[None]:
     def scope(call: Call) -> None:
-        see(call)
+        look(call)
 
     with torch.no_grad(), scoped(model, scope):
         yield
@@ -146,15 +146,15 @@ def _calibrate(
     assert ids is not None
     total = model.config.num_hidden_layers
 
-    def see(call: Call) -> None:
+    def look(call: Call) -> None:
         if not can_center(call):
             raise UserError(f"Centring would change what '{call.mechanism}' computes: leave it out.")
         for name in centrings[1:]:
-            # One head is a row of numbers that patch would round: measure with what will be saved.
+            # One head is numbers that patch would round: measure with what will be saved.
             centers[name][call.layer] = (mean_center if name == "mean" else best_center)(call).float()
         tick("calibrating", call.layer + 1, total)
 
-    with _watching(model, see):
+    with _watching(model, look):
         forward(model, ids, None)
     return centers
 
@@ -173,20 +173,25 @@ def _heads(
     shape: dict[str, Any] = {}
     total = model.config.num_hidden_layers * len(centers)
 
-    def see(call: Call) -> None:
+    def look(call: Call) -> None:
         shape.update(
-            model_type=model.config.model_type, mechanism=str(call.mechanism), causal=call.visible.causal,
-            layers=model.config.num_hidden_layers, heads=call.heads, kv_heads=call.k.shape[1],
-            head_dim=call.q.shape[-1], value_dim=call.v.shape[-1],
-        )  # fmt: skip
+            model_type=model.config.model_type,
+            mechanism=str(call.mechanism),
+            causal=call.visible.causal,
+            layers=model.config.num_hidden_layers,
+            heads=call.heads,
+            kv_heads=call.k.shape[1],
+            head_dim=call.q.shape[-1],
+            value_dim=call.v.shape[-1],
+        )
         for i, (name, center) in enumerate(centers.items()):
             for head in range(call.heads):
-                row = head_statistics(call, head, orders, tolerance, center.get(call.layer))
-                if row is not None:
-                    found[name].append({"layer": call.layer, "head": head, **row})
+                found_head = head_statistics(call, head, orders, tolerance, center.get(call.layer))
+                if found_head is not None:
+                    found[name].append({"layer": call.layer, "head": head, **found_head})
             tick("heads", call.layer * len(centers) + i + 1, total)
 
-    with _watching(model, see):
+    with _watching(model, look):
         forward(model, ids, mask)
     if not found["none"]:
         raise UserError("No attention was reached: the model has no attention weights, or the text is all padding.")

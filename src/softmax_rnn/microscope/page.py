@@ -111,9 +111,9 @@ def _opening(s: dict[str, Any]) -> list[str]:
     ]
 
 
-def _table(made: Table, note: str = "") -> list[str]:
+def _table(shown: Table, note: str = "") -> list[str]:
     below = [f'<p class="soft">{note}</p>'] if note else []
-    return [f"<h2>{html.escape(made.title)}</h2>", table(made.head, made.lines, made.marked), *below]
+    return [f"<h2>{html.escape(shown.title)}</h2>", table(shown.head, shown.lines, shown.marked), *below]
 
 
 def _needed_means(s: dict[str, Any]) -> str:
@@ -271,8 +271,14 @@ def _dominant(summary: dict[str, Any], heads: Heads) -> Any:
     for offset, (name, rows) in enumerate(heads.items()):
         place = 0.2 * (offset - (len(heads) - 1) / 2)
         axis.plot(
-            [r["layer"] + place for r in rows], [r["dominant_order"] for r in rows], ".", ms=4, alpha=0.5, mew=0, color=COLORS[name]
-        )  # fmt: skip
+            [r["layer"] + place for r in rows],
+            [r["dominant_order"] for r in rows],
+            ".",
+            ms=4,
+            alpha=0.5,
+            mew=0,
+            color=COLORS[name],
+        )
         layers = _layers(rows)
         middle = [_median([r["dominant_order"] for r in some]) for some in layers.values()]
         axis.plot(list(layers), middle, color=COLORS[name], lw=1.2, label=LABELS[name])
@@ -289,8 +295,12 @@ def _one_layer(summary: dict[str, Any]) -> Any:
     for axis, name in zip(axes, shown, strict=True):
         for i, (n, style) in enumerate(zip(one["orders"], (":", "--", "-", "-."), strict=False)):
             axis.plot(
-                [r["layer"] for r in one[name]], [r["values"][i] for r in one[name]], style, color=COLORS[name], label=f"order {n}"
-            )  # fmt: skip
+                [r["layer"] for r in one[name]],
+                [r["values"][i] for r in one[name]],
+                style,
+                color=COLORS[name],
+                label=f"order {n}",
+            )
         axis.axhline(one["untouched"], color=INK, lw=0.8, ls="--")
         axis.set(title=LABELS[name], xlabel="layer that is cut")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))

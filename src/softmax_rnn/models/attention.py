@@ -237,9 +237,15 @@ class SoftmaxRnnAttention(LlamaAttention):
             q, k, v, tail = self.vectors(now, None if state is None else state.tail, kept, None)
             made[:] = [q, k]
             out, after = attention(
-                q, k, v, self.computed, state=None if state is None else state.attention, return_state=True,
-                key_padding_mask=kept, **self.options(now.hidden),
-            )  # fmt: skip
+                q,
+                k,
+                v,
+                self.computed,
+                state=None if state is None else state.attention,
+                return_state=True,
+                key_padding_mask=kept,
+                **self.options(now.hidden),
+            )
             return out, layer_state(after, tail)
 
         out = cache.update(x.hidden[:, None], x.hidden[:, None], self.layer_idx, run)[0]
@@ -250,6 +256,9 @@ class SoftmaxRnnAttention(LlamaAttention):
         copies = sum(m.kernel == self.mechanism.kernel for m in self.config.layer_mechanisms())
         columns = self.head_dim + int(self.mechanism.denominator.needs_sum)
         check_state_size(
-            self.mechanism.kernel, self.key_dim, columns, batch * self.k_proj.out_features // self.key_dim * copies,
+            self.mechanism.kernel,
+            self.key_dim,
+            columns,
+            batch * self.k_proj.out_features // self.key_dim * copies,
             otherwise="past_key_values=DynamicCache() keeps keys and values instead",
-        )  # fmt: skip
+        )

@@ -51,9 +51,13 @@ def load_model(
         return load_authors(where)
     try:
         loaded: Any = cast(Any, auto).from_pretrained(
-            where, **extra, **options, output_loading_info=True, ignore_mismatched_sizes=True,
+            where,
+            **extra,
+            **options,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
             trust_remote_code=trust_remote_code,
-        )  # fmt: skip
+        )
     except MechanismError:
         raise
     except Exception as error:  # a damaged file can fail anywhere in its reader
@@ -235,8 +239,10 @@ def card(
     rows += [(key, str(value)) for key, value in (facts or {}).items()]
     auto = next((k for k, v in AUTO_MAP.items() if v.endswith(f".{architecture}")), "AutoModel")
     return CARD.format(
-        name=name, auto=auto, table="\n".join(f"| {key} | {value} |" for key, value in rows),
-    )  # fmt: skip
+        name=name,
+        auto=auto,
+        table="\n".join(f"| {key} | {value} |" for key, value in rows),
+    )
 
 
 def patched_card(config: Any, architecture: str, parameters: int, name: str, facts: dict[str, Any]) -> str:
@@ -265,16 +271,16 @@ Plain transformers opens this folder, too, but computes the model's own attentio
 
 
 def _names(names: list[Any]) -> str:
-    """Runs of equal names: `taylor2` (layers 0-3), `softmax` (layer 4)."""
-    runs: list[tuple[str, int, int]] = []
+    """Stretches of equal names: `taylor2` (layers 0-3), `softmax` (layer 4)."""
+    stretches: list[tuple[str, int, int]] = []
     for i, name in enumerate("given by its parts" if isinstance(n, dict) else f"`{n}`" for n in names):
-        if runs and runs[-1][0] == name:
-            runs[-1] = (name, runs[-1][1], i)
+        if stretches and stretches[-1][0] == name:
+            stretches[-1] = (name, stretches[-1][1], i)
         else:
-            runs.append((name, i, i))
-    if len(runs) == 1:
-        return runs[0][0]
-    return ", ".join(f"{n} (layer{'s' if b > a else ''} {a}{f'-{b}' if b > a else ''})" for n, a, b in runs)
+            stretches.append((name, i, i))
+    if len(stretches) == 1:
+        return stretches[0][0]
+    return ", ".join(f"{n} (layer{'s' if b > a else ''} {a}{f'-{b}' if b > a else ''})" for n, a, b in stretches)
 
 
 CARD = """---

@@ -270,9 +270,7 @@ def patched_attention(
     if causal:
         out = attend(query, key, value, m, keep, mask.documents, **options)
     else:
-        out = compute(
-            query, key, value, m, causal=False, key_padding_mask=keep, segment_ids=mask.documents, **options
-        )  # fmt: skip
+        out = compute(query, key, value, m, causal=False, key_padding_mask=keep, segment_ids=mask.documents, **options)
     if not kwargs.get("output_attentions"):
         return out.transpose(1, 2), None
     return out.transpose(1, 2), weights(query, key, m, keep, mask.documents, causal, **options)

@@ -140,7 +140,7 @@ def _failures(runs: Sequence[RunConfig]) -> int:
 
 
 @dataclass(frozen=True)
-class Cost:
+class Work:
     """Of one run."""
 
     parameters: int
@@ -148,14 +148,14 @@ class Cost:
     flops: float
 
 
-def cost(config: RunConfig) -> Cost:
+def cost(config: RunConfig) -> Work:
     """6 FLOPs for each parameter and token (the embedding is a table, and free), and 6 T for each channel of each layer's attention."""
     vocab = config.tokenizer.vocab if config.tokenizer.source == "bpe" else 32000
     shape = {key: value for key, value in config.model.overrides.items() if isinstance(value, int)}
     parameters, hidden, layers = _shape(config.model.size, tuple(sorted(shape.items())), vocab, config.model.label)
     tokens = config.train.steps * config.train.batch * config.data.length
     per_token = 6 * (parameters - vocab * hidden) + 6 * layers * hidden * config.data.length
-    return Cost(parameters, tokens, float(per_token * tokens))
+    return Work(parameters, tokens, float(per_token * tokens))
 
 
 @lru_cache
@@ -189,7 +189,7 @@ def _show(options: argparse.Namespace, planned: list[PlannedRun]) -> None:
             print(command(options.figure, chosen, options.out, options.seeds, *more))
 
 
-def _totals(costs: list[Cost], chosen: Scale) -> str:
+def _totals(costs: list[Work], chosen: Scale) -> str:
     flops, tokens = sum(c.flops for c in costs), sum(c.tokens for c in costs)
     if chosen.name == "paper":
         hours = flops / (A100_FLOPS * UTILISATION) / 3600

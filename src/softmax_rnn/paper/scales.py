@@ -204,7 +204,12 @@ def _paper(size: Size) -> RunConfig:
 
 SCALES = {
     "quick": Scale(
-        "quick", {"tunes": "music"}, "tunes", 3, _quick, "A first look: a very small Llama on dance tunes in ABC notation."
+        "quick",
+        {"tunes": "music"},
+        "tunes",
+        3,
+        _quick,
+        "A first look: a very small Llama on dance tunes in ABC notation.",
     ),
     "cpu": Scale(
         "cpu",
@@ -232,7 +237,7 @@ SCALES = {
         _paper,
         "The settings of section 4 and appendix D: Llama 2 with 300M and 2B parameters, rows of 1,024 and 4,096 tokens.",
     ),
-}  # fmt: skip
+}
 
 
 def scale(name: str) -> Scale:

@@ -76,22 +76,22 @@ ORDERS = {0: "#c6dbef", 1: "#9ecae1", 2: "#6baed6", 4: "#3182bd", 10: "#08519c"}
 TOKENS = 40  # of the example
 
 
-def build(folder: Path, site: Path | None = None, *, keep: bool = False) -> int:
+def build(folder: Path, site: Path | None = None, *, update: bool = False) -> int:
     """The report on a reproduction: its page in ``site``, with verdicts printed.
 
-    ``example.json``, ``summary.json`` and ``figures`` go to the folder itself, unless its results are packed and ``keep`` is False.
+    ``example.json``, ``summary.json`` and ``figures`` go to the folder itself, unless its results are packed and ``update`` is False.
     """
     from ..report.site import write_site
 
     read_plan(folder)
     site = site or _beside(folder)
-    kept = site if is_packed(folder) and not keep else folder
+    home = site if is_packed(folder) and not update else folder
     try:
-        if kept is folder:
+        if home is folder:
             _write_example(folder)
         report = summarise(folder)
-        draw_all(report, kept)
-        index = write_site(report, kept / "figures", site)
+        draw_all(report, home)
+        index = write_site(report, home / "figures", site)
     except OSError as error:
         raise UserError(f"Cannot write to {site} ({error.strerror}): make room, or check its permissions.") from None
     _print(report)

@@ -43,6 +43,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--out", type=Path, help="where to put the page (default: FOLDER/report)")
     parser.add_argument(
+        "--update",
         "--keep",
         action="store_true",
         help="write summary.json and figures into packed results, which stay as they are otherwise",
@@ -52,7 +53,7 @@ def main(argv: list[str]) -> int:
     if len(runs) == 1 and (runs[0] / "plan.json").exists():
         from ..paper.summary import build
 
-        return build(runs[0], given.out, keep=given.keep)
+        return build(runs[0], given.out, update=given.update)
     return _compare(runs, given.out)
 
 

@@ -137,14 +137,14 @@ def counts(report: Report) -> str:
 
 
 def verdict_table(report: Report) -> str:
-    """One row per claim, with the test that decided; the others unfold."""
+    """One line per claim, with the test that decided; the others unfold."""
     if not report.claims:
         return '<p class="absent">No claims have been tested yet.</p>'
-    rows = "\n".join(_claim(claim, report) for claim in report.claims)
+    lines = "\n".join(_claim(claim, report) for claim in report.claims)
     who = "The claim" if all(claim.ours for claim in report.claims) else "The paper says"
     return (
         f'<table class="claims"><thead><tr><th scope="col">{who}</th><th scope="col">Verdict</th>'
-        f'<th scope="col">Measured</th></tr></thead>\n{rows}\n</table>'
+        f'<th scope="col">Measured</th></tr></thead>\n{lines}\n</table>'
     )
 
 

@@ -45,14 +45,14 @@ def page(title: str, body: Sequence[str], head: str = "") -> str:
     )
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[object]], marked: Sequence[int] = ()) -> str:
-    """A table; rows whose index is in ``marked`` stand out."""
+def table(head: Sequence[str], lines: Sequence[Sequence[object]], marked: Sequence[int] = ()) -> str:
+    """A table; lines whose index is in ``marked`` stand out."""
     cells = "".join(f"<th>{html.escape(h)}</th>" for h in head)
-    lines = [f'<div class="scroll"><table><thead><tr>{cells}</tr></thead><tbody>']
-    for i, row in enumerate(rows):
+    parts = [f'<div class="scroll"><table><thead><tr>{cells}</tr></thead><tbody>']
+    for i, line in enumerate(lines):
         kind = ' class="marked"' if i in marked else ""
-        lines.append(f"<tr{kind}>" + "".join(f"<td>{html.escape(str(c))}</td>" for c in row) + "</tr>")
-    return "\n".join([*lines, "</tbody></table></div>"])
+        parts.append(f"<tr{kind}>" + "".join(f"<td>{html.escape(str(c))}</td>" for c in line) + "</tr>")
+    return "\n".join([*parts, "</tbody></table></div>"])
 
 
 def figure(svg: str, caption: str) -> str:

@@ -34,9 +34,14 @@ def _divide_backward(grad: Tensor | None, x: Tensor, by: Tensor, y: Tensor) -> t
 
 # x (..., E) divided by one number for each vector, (..., 1); its backward reads each tensor once, autograd's several times.
 divide = operator(
-    "divide", _divide, _divide_backward, plain=lambda x, by: x / by, fake=lambda x, by: x / by, fuse=True,
+    "divide",
+    _divide,
+    _divide_backward,
+    plain=lambda x, by: x / by,
+    fake=lambda x, by: x / by,
+    fuse=True,
     fake_backward=lambda g, x, by, y: (g / by, torch.empty_like(by)),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,13 @@ def _elu_plus_one_backward(grad: Tensor | None, x: Tensor, y: Tensor) -> tuple[T
 
 
 elu_plus_one = operator(
-    "elu_plus_one", _elu_plus_one, _elu_plus_one_backward, fuse=True, fake=torch.empty_like,
+    "elu_plus_one",
+    _elu_plus_one,
+    _elu_plus_one_backward,
+    fuse=True,
+    fake=torch.empty_like,
     plain=lambda x: x.clamp(max=0).exp() + F.relu(x),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

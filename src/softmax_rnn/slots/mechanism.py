@@ -3,7 +3,7 @@
     O_t = post_gate_t * Norm( pre_gate_t * sum_s D_ts w(x_ts) u_s / Z_t )
 
 with w the kernel, Z the denominator, D the decay, and u what is written: the values, or under the delta rule what is new in
-them. Softmax is ``Mechanism(Exp(), Sum())``; every variant of the paper and of the field around it is another choice (``presets.py`` has
+them. Softmax is ``Mechanism(Exp(), Sum())``; every mechanism of the paper and of the field around it is another choice (``presets.py`` has
 them by name). A mechanism is a value: frozen, compared and hashed by content, checked when made, and written to and read from plain dicts.
 """
 

@@ -5,7 +5,7 @@
     layer   (x - mean) / sqrt(var + 1e-5) * weight + bias       as nn.LayerNorm
 
 Numerators are of any size (a tenth power of a score easily passes 1e19, whose square is no float32), so where squares could leave the
-range each row is first divided by its largest entry, forward and backward; ordinary rows are computed as the formula reads.
+range each vector is first divided by its largest entry, forward and backward; ordinary ones are computed as the formula reads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _ordinary(x: Tensor) -> bool:
 
 
 def _row_scale(x: Tensor) -> Tensor:
-    """What to divide each row by before it is squared: its largest entry, where that is more than 1."""
+    """What to divide each vector by before it is squared: its largest entry, where that is more than 1."""
     return x.detach().abs().amax(-1, keepdim=True).clamp(min=1.0)
 
 
@@ -61,10 +61,15 @@ def _l2_backward(grad: Tensor | None, _: Tensor | None, x: Tensor, y: Tensor, si
 
 
 _l2_operator = operator(
-    "l2", _l2, _l2_backward, plain=_l2_plain, fuse=True, constants=1,
+    "l2",
+    _l2,
+    _l2_backward,
+    plain=_l2_plain,
+    fuse=True,
+    constants=1,
     fake=lambda x: (x / x.amax(-1, keepdim=True), x.amax(-1, keepdim=True)),
     fake_backward=lambda g, _, x, y, size: ((g - y) / size,),
-)  # fmt: skip
+)
 
 
 def l2(x: Tensor) -> Tensor:
