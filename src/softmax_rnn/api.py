@@ -31,20 +31,14 @@ def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mechanism: str | Mechanism = "softmax",
+    mechanism: str | Mechanism = ...,
     *,
-    return_state: Literal[False] = False,
+    return_state: Literal[False] = ...,
     **options: Any,
 ) -> Tensor: ...
 @overload
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mechanism: str | Mechanism = "softmax",
-    *,
-    return_state: Literal[True],
-    **options: Any,
+    q: Tensor, k: Tensor, v: Tensor, mechanism: str | Mechanism = ..., *, return_state: Literal[True], **options: Any
 ) -> tuple[Tensor, State]: ...
 @checked
 def attention(

@@ -41,15 +41,7 @@ def train(corpus: Path, tmp_path: Path) -> Iterator[Callable[..., work.Child]]:
     started: list[work.Child] = []
 
     def start(*options: str, root: str = "runs", faults: dict[str, Any] | None = None, **kwargs: Any) -> work.Child:
-        argv = [
-            *work.TINY,
-            "--data.source",
-            str(corpus),
-            "--data.test_fraction",
-            "0.1",
-            "--run.root",
-            str(tmp_path / root),
-        ]
+        argv = work.tiny_on(corpus, tmp_path / root)
         child = work.Child([*argv, *options], tmp_path / f"log{len(started)}", faults=faults, **kwargs)
         started.append(child)
         return child

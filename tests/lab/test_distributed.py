@@ -22,15 +22,7 @@ def two(corpus: Path, tmp_path: Path) -> Callable[..., list[int]]:
     """``train`` with two processes; returns their exit codes."""
 
     def start(*options: str, root: str = "runs", faults: dict[str, Any] | None = None) -> list[int]:
-        argv = [
-            *work.TINY,
-            "--data.source",
-            str(corpus),
-            "--data.test_fraction",
-            "0.1",
-            "--run.root",
-            str(tmp_path / root),
-        ]
+        argv = work.tiny_on(corpus, tmp_path / root)
         children = work.ranks(2, [*argv, *options], tmp_path / f"{root}.log", faults)
         return [child.wait() for child in children]
 
@@ -96,15 +88,7 @@ def test_torchrun(train: Train, corpus: Path, tmp_path: Path) -> None:
         "--master-port",
         str(work.free_port()),
     ]
-    argv = [
-        *work.TINY,
-        "--data.source",
-        str(corpus),
-        "--data.test_fraction",
-        "0.1",
-        "--run.root",
-        str(tmp_path / "two"),
-    ]
+    argv = work.tiny_on(corpus, tmp_path / "two")
     done = subprocess.run(
         [*command, "-m", "softmax_rnn", "train", *argv, *OPTIONS], capture_output=True, text=True, check=False
     )

@@ -32,6 +32,11 @@ TINY = [
 ]
 
 
+def tiny_on(corpus: Path, root: Path) -> list[str]:
+    """The options of a tiny run on the small corpus, in a folder under ``root``."""
+    return [*TINY, "--data.source", str(corpus), "--data.test_fraction", "0.1", "--run.root", str(root)]
+
+
 class Child:
     """``softmax-rnn train`` in a process of its own; ``faults`` are armed in it before it starts."""
 

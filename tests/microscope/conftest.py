@@ -6,6 +6,7 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+ONE_LAYER = SIZES | {"num_hidden_layers": 1}
 
 
 @pytest.fixture(autouse=True, scope="package")

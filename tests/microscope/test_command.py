@@ -21,6 +21,8 @@ import softmax_rnn as sr
 from softmax_rnn.microscope import results
 from softmax_rnn.microscope.command import main
 
+from .conftest import ONE_LAYER
+
 WORDS = ["the", "sun", "is", "a", "star", "and", "earth", "goes", "around", "it", "once", "year", "while", "moon"]
 
 
@@ -73,14 +75,7 @@ def test_an_encoder(bert: Any, text: str, tmp_path: Path) -> None:
 
 
 def test_a_run_that_cannot_be_centred_says_so(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = sr.SoftmaxRnnConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        mechanism="linear_elu",
-    )
+    config = sr.SoftmaxRnnConfig(**ONE_LAYER, mechanism="linear_elu")
     where = save_with_tokenizer(sr.SoftmaxRnnForCausalLM(config), tmp_path / "run" / "checkpoint-20")
     assert main([str(Path(where).parent), "--text", text, "--out", str(tmp_path / "out"), *QUICK]) == 0
     assert "left out" in capsys.readouterr().err

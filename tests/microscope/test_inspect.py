@@ -16,6 +16,8 @@ from softmax_rnn.microscope.heads import save_centers
 from softmax_rnn.microscope.inspection import SETTLED, inspect
 from softmax_rnn.microscope.results import cache_bytes, load, save, state_bytes
 
+from .conftest import ONE_LAYER, SIZES
+
 QUICK: dict[str, Any] = {"orders": 32, "layer_orders": (2,), "layer_tokens": 16}
 
 
@@ -49,14 +51,7 @@ def test_an_encoder_is_compared_with_itself(bert: Any, ids: Tensor) -> None:
 
 @pytest.mark.parametrize("mechanism", ["softmax", "norm", "gate", "linear_elu", "linear_relu", "linear_cosine"])
 def test_models_of_ours(mechanism: str, ids: Tensor) -> None:
-    config = sr.SoftmaxRnnConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        mechanism=mechanism,
-    )
+    config = sr.SoftmaxRnnConfig(**SIZES, mechanism=mechanism)
     model = sr.SoftmaxRnnForCausalLM(config)
     found = inspect(model, ids, **QUICK)
     assert model.training  # as it was
@@ -153,14 +148,7 @@ def test_bad_arguments_are_one_sentence(llama: Any, ids: Tensor, change: dict[st
 
 
 def test_what_cannot_be_centred_is_refused(ids: Tensor, other: Tensor) -> None:
-    config = sr.SoftmaxRnnConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        mechanism="gate",
-    )
+    config = sr.SoftmaxRnnConfig(**ONE_LAYER, mechanism="gate")
     with pytest.raises(sr.UserError, match="Centring would change"):
         inspect(sr.SoftmaxRnnForCausalLM(config), ids, center="mean", calibration_ids=other)
 
@@ -176,23 +164,14 @@ def test_what_cannot_be_centred_is_refused(ids: Tensor, other: Tensor) -> None:
     ],
 )
 def test_attention_that_scores_do_not_explain_is_refused(name: str, what: str, ids: Tensor) -> None:
-    config = sr.SoftmaxRnnConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, mechanism=name
-    )
+    config = sr.SoftmaxRnnConfig(**ONE_LAYER, mechanism=name)
     with pytest.raises(sr.UserError, match=what):
         inspect(sr.SoftmaxRnnForCausalLM(config), ids)
 
 
 def test_a_window_is_seen(ids: Tensor) -> None:
     torch.manual_seed(0)
-    sizes = {
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-    }
-    model = MistralForCausalLM(MistralConfig(**sizes, num_key_value_heads=2, sliding_window=5)).eval()
+    model = MistralForCausalLM(MistralConfig(**ONE_LAYER, num_key_value_heads=2, sliding_window=5)).eval()
     found = inspect(model, ids, orders=32, layer_orders=())
     assert found.summary["all_layers"]["none"]["values"][-1] == pytest.approx(found.summary["untouched"], abs=1e-4)
     counts = [min(t + 1, 5) for t in range(24)]
@@ -200,28 +179,13 @@ def test_a_window_is_seen(ids: Tensor) -> None:
 
 
 def test_capped_scores_are_refused(ids: Tensor) -> None:
-    sizes = {
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-    }
-    model = Gemma2ForCausalLM(Gemma2Config(**sizes, num_key_value_heads=2, head_dim=8)).eval()
+    model = Gemma2ForCausalLM(Gemma2Config(**ONE_LAYER, num_key_value_heads=2, head_dim=8)).eval()
     with pytest.raises(sr.UserError, match="caps its scores"):
         inspect(model, ids)
 
 
 def test_a_convolution_and_no_rope_change_nothing_for_the_microscope(ids: Tensor) -> None:
-    config = sr.SoftmaxRnnConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        conv=3,
-        rope=False,
-    )
+    config = sr.SoftmaxRnnConfig(**ONE_LAYER, conv=3, rope=False)
     model = sr.SoftmaxRnnForCausalLM(config).eval()
     found = inspect(model, ids, orders=32, layer_orders=()).summary
     assert found["all_layers"]["none"]["values"][-1] == pytest.approx(model(ids, labels=ids).loss.item(), abs=1e-4)
