@@ -1,5 +1,6 @@
 """README and docs do what they say: their Python blocks run, their links lead somewhere, the file tree is complete."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -41,41 +42,91 @@ def test_no_large_files():
     assert [f for f in tracked() if (ROOT / f).stat().st_size > 2_000_000] == []
 
 
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
+SOURCE = ROOT / "src/softmax_rnn"
+
+
+def part(name):
+    """What architecture.md says between two marks."""
+    return ARCHITECTURE.split(f"<!-- {name} -->")[1].split(f"<!-- /{name} -->")[0]
+
+
+def named(text):
+    return set(re.findall(r"`((?:\w+/)?\w+\.py)`", text))
+
+
+class Visited:
+    """The files of the package in which a function is called."""
+
+    def __init__(self):
+        self.files = set()
+
+    def trace(self, frame, event, argument):
+        path = Path(frame.f_code.co_filename)
+        function = frame.f_code.co_flags & inspect.CO_OPTIMIZED  # not the body of a module or a class
+        if function and path.is_relative_to(SOURCE):
+            self.files.add(str(path.relative_to(SOURCE)))
+
+    def __enter__(self):
+        sys.setprofile(self.trace)
+        return self
+
+    def __exit__(self, *error):
+        sys.setprofile(None)
+
+
 def test_the_way_of_a_call_is_the_one_that_is_written_down():
     """Every file on the list is on the way, and nothing that computes is missing from it."""
     import torch
 
     import softmax_rnn as sr
 
-    text = (ROOT / "docs/architecture.md").read_text()
-    listed = set(
-        re.findall(r"`((?:slots|forms|backends)?/?\w+\.py)`", text.split("<!-- call -->")[1].split("<!-- /call -->")[0])
-    )
-    assert len(re.findall(r"^\d+\. ", text.split("<!-- call -->")[1].split("<!-- /call -->")[0], re.MULTILINE)) <= 8
-    seen = set()
-
-    def trace(frame, event, argument):
-        path = Path(frame.f_code.co_filename)
-        if "softmax_rnn" in path.parts:
-            seen.add("/".join(path.parts[path.parts.index("softmax_rnn") + 1 :]))
-
+    assert len(re.findall(r"^\d+\. ", part("call"), re.MULTILINE)) == len(named(part("call"))) <= 8
     q, k, v = torch.randn(3, 1, 2, 300, 4).unbind()
     sr.attention(q, k, v, "taylor2")  # whatever is imported and cached the first time
-    sys.setprofile(trace)
-    try:
+    with Visited() as visited:
         sr.attention(q, k, v, "taylor2")
-    finally:
-        sys.setprofile(None)
-    helpers = {"_shapes.py", "__init__.py", "errors.py", "state.py", "slots/base.py", "slots/denominators.py", "slots/feature_maps.py",
-               "backends/__init__.py", "backends/operators.py", "backends/weights.py", "backends/powers.py", "forms/base.py",
-               "forms/parallel.py", "forms/recurrent.py", "forms/delta.py", "slots/norms.py"}  # fmt: skip
-    assert listed - seen - {"forms/__init__.py", "slots/kernels.py"} == set()
-    assert seen - listed - helpers == set()
+    assert named(part("call")) - visited.files == set()
+    assert visited.files - named(part("call")) - named(part("beside the call")) == set()
+
+
+RUN = """
+import sys
+from softmax_rnn import cli
+assert cli.main(["reproduce", "quick", "--seeds", "1", "--out", sys.argv[1]]) == 0
+assert cli.main(["train", *sys.argv[2:]]) == 0
+print(*(name for name in sys.modules if name.startswith("softmax_rnn.")))
+"""
+
+
+@pytest.mark.slow
+def test_the_way_of_a_run_is_the_one_that_is_written_down(tmp_path, monkeypatch):
+    """From ``reproduce quick`` to its page, with results that are there already, and one run in the same process: what is imported."""
+    from softmax_rnn.paper.reproduce import plan
+    from softmax_rnn.paper.scales import SCALES
+    from tests.paper.made import write_runs
+
+    assert len(re.findall(r"^\d+\. ", part("run"), re.MULTILINE)) == len(named(part("run"))) <= 15
+    monkeypatch.setenv("SOFTMAX_RNN_CACHE", str(tmp_path))
+    scale, out, text = SCALES["quick"], tmp_path / "out", tmp_path / "text.txt"
+    write_runs(out, scale, plan("quick", scale, 1), lambda cell: 3.0)
+    text.write_text("\n\n".join(f"word {n} and {n * n}" for n in range(500)))
+    train = f"--preset tiny --tokenizer.vocab 300 --data.source {text} --train.steps 1 --run.root {tmp_path / 'runs'}"
+    command = [sys.executable, "-c", RUN, str(out), *train.split()]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+    files = {"/".join(name.split(".")[1:]) + ".py" for name in said.split()}
+    rooms = {f for f in files if f.startswith(("cli.", "paper/", "lab/", "report/"))}
+    assert rooms == named(part("run")) | named(part("beside the run"))
+
+
+def test_the_house_has_no_more_files_than_it_says():
+    most = int(re.search(r"The source has at most (\d+) files", ARCHITECTURE)[1])
+    assert len(list(SOURCE.rglob("*.py"))) <= most
 
 
 def test_every_file_that_architecture_names_exists():
-    for name in re.findall(r"`((?:\w+/)?\w+\.py)`", (ROOT / "docs/architecture.md").read_text()):
-        assert (ROOT / "src/softmax_rnn" / name).exists() or (ROOT / name).exists() or name.startswith("test"), name
+    for name in named(ARCHITECTURE):
+        assert (SOURCE / name).exists() or (ROOT / name).exists() or name.startswith("test"), name
 
 
 def test_the_badges_say_what_the_project_says(monkeypatch):

@@ -50,7 +50,6 @@ def test_importing_needs_torch_alone():
         "microscope.truncate": "truncated",
         "models.authors": "TYPES WHY_NOT",
         "models.loading": "load_model load_tokenizer smollm2_path",
-        "models.patch": "patch unpatch",
         "models.sizes": "SIZES parameter_count",
         "paper.catalog": "FIGURES of_scale",
         "paper.estimate": "GPUS cost",

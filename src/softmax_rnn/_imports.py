@@ -37,7 +37,6 @@ MOVED = {
     "microscope.tiles": "microscope.probe",
     "microscope.truncate": "microscope.probe",
     "models.loading": "models.folders",
-    "models.patch": "models.patching",
     "models.sizes": "models.llama",
     "paper.catalog": "paper.figures",
     "paper.estimate": "paper.reproduce",
