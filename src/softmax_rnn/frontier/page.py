@@ -13,7 +13,7 @@ from typing import Any
 
 import matplotlib
 
-from ..lab.checkpoint import write_atomically
+from ..files import write_atomically
 from ..report.data import Report
 from ..report.drawing import STYLE, digest, plt
 from ..report.site import counts, verdict_table

@@ -20,8 +20,7 @@ from pathlib import Path
 from ..errors import UserError
 from ..forms import FORMS
 from ..forms.base import constant_state, moment_bytes
-from ..lab.packed import is_packed, read_packed
-from ..lab.store import DamagedRun, Run, read_run
+from ..lab.store import DamagedRun, Run, is_packed, read_packed, read_run
 from ..paper.claims import interval
 from ..problem import Dims, Setting
 from ..slots.kernels import Near
