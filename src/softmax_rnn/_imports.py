@@ -21,13 +21,17 @@ from typing import Any
 MODEL_TYPE = "softmax_rnn"
 TABLE = "transformers.models.auto.configuration_auto"
 MOVED = {
+    "algebra": "slots.mechanism",
     "denominators": "slots.denominators",
     "features": "backends.powers",
     "kernels": "slots.kernels",
     "norms": "slots.norms",
     "presets": "slots.presets",
+    "lab.cache": "lab.tokenizer",
     "lab.checkpoint": "lab.folder",
+    "lab.environment": "lab.folder",
     "lab.recipes": "lab.config",
+    "lab.sharding": "lab.trainer",
     "lab.tokens": "lab.tokenizer",
     "microscope.centers": "microscope.heads",
     "microscope.quality": "microscope.inspection",
