@@ -121,9 +121,15 @@ class Context:
             return None if x is None else x.narrow(axis, 0, end)
 
         return replace(
-            self, queries=last - first, keys=end, keep=cut(self.keep, 1), documents=cut(self.documents, 1),
-            clock=cut(self.clock, 2), channels=cut(self.channels, 2), bias=cut(self.bias, 2),
-        )  # fmt: skip
+            self,
+            queries=last - first,
+            keys=end,
+            keep=cut(self.keep, 1),
+            documents=cut(self.documents, 1),
+            clock=cut(self.clock, 2),
+            channels=cut(self.channels, 2),
+            bias=cut(self.bias, 2),
+        )
 
 
 def number_documents(segments: Tensor, before: Tensor | None) -> Tensor:

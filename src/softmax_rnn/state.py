@@ -37,9 +37,13 @@ COPIES = 4  # of a state while it moves on: before, what is added, after, and we
 
 
 def check_state_size(
-    kernel: Kernel, d: int, columns: int, copies: int, itemsize: int = 4,
+    kernel: Kernel,
+    d: int,
+    columns: int,
+    copies: int,
+    itemsize: int = 4,
     otherwise: str = "form='parallel' keeps keys and values instead",
-) -> None:  # fmt: skip
+) -> None:
     """Refuse a Kronecker state that with the features it is made from takes more than ``STATE_LIMIT``, and say what would fit.
 
     ``otherwise`` is the caller's way out.
@@ -171,9 +175,14 @@ class KVState(State):
             return None if x is None else x.narrow(axis, extra, count)
 
         return replace(
-            self, key=self.key[:, :, extra:], value=self.value[:, :, extra:], keep=cut(self.keep, 1),
-            documents=cut(self.documents, 1), clock=cut(self.clock, 2), channels=cut(self.channels, 2),
-        )  # fmt: skip
+            self,
+            key=self.key[:, :, extra:],
+            value=self.value[:, :, extra:],
+            keep=cut(self.keep, 1),
+            documents=cut(self.documents, 1),
+            clock=cut(self.clock, 2),
+            channels=cut(self.channels, 2),
+        )
 
 
 @dataclass(frozen=True, eq=False)
