@@ -181,7 +181,7 @@ def taylor_terms(
     """
     wanted = list(range(orders + 1) if isinstance(orders, int) else orders if isinstance(orders, Iterable) else [])
     if not wanted or not all(isinstance(n, int) and n >= 0 for n in wanted):
-        raise MechanismError(f"orders must be a number >= 0 or some of them, got {orders!r}.")
+        raise MechanismError(f"orders must be a whole number >= 0, or several of them, got {orders!r}.")
     if center is not None:  # terms are not divided by anything, so attention itself would refuse it
         check_tensor("center", center, (k.shape[1], k.shape[-1]), q)
         wide = torch.promote_types(k.dtype, torch.float32)

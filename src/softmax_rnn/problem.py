@@ -240,6 +240,8 @@ def _documents(segments: Tensor | None, state: State | None, k: Tensor) -> tuple
     if segments is None or segments.shape[1] == 0:
         return (None if last is None else torch.zeros(k.shape[0], k.shape[2], dtype=torch.long, device=k.device)), last
     if state is not None and state.tokens and last is None:
-        raise MechanismError("The state was built without segment_ids; go on without them, or begin with them.")
+        raise MechanismError(
+            "The state was built without segment_ids: leave them out, or give them from the first call on."
+        )
     segments = segments.long()
     return number_documents(segments, last), segments[:, -1]

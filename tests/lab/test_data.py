@@ -107,7 +107,7 @@ def test_a_hub_name_without_network_fails_at_once(name: str, monkeypatch: pytest
     monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: pytest.fail("asked the hub twice"))
     with pytest.raises(UserError, match=r"Cannot reach the Hugging Face hub .* use --data.source stdlib"):
         prepare(DataConfig(name, max_tokens=1000), TokenizerConfig())
-    with pytest.raises(UserError, match="has no end"):
+    with pytest.raises(UserError, match="without an end"):
         prepare(DataConfig(name), TokenizerConfig())
 
 

@@ -54,11 +54,12 @@ class TrainConfig:
         schedule_steps: where the linear decay reaches 0; the last step if not given.
         warmup: steps of linear warm-up from 0.
         lr: the highest learning rate.
-        beta1: AdamW.
-        beta2: AdamW.
-        eps: AdamW.
-        weight_decay: AdamW; not applied to norms and biases.
-        clip: clip the gradient's norm at this; 0 does not; gated clips at 1.0 if the mechanism has a gate, else not (as the paper).
+        beta1: AdamW's decay of the mean gradient.
+        beta2: AdamW's decay of the mean square.
+        eps: AdamW's epsilon.
+        weight_decay: AdamW's weight decay, not applied to norms and biases.
+        clip: the largest norm of the gradient; 0 is no limit; gated is 1.0 for mechanisms with a gate and no limit for others,
+            as in the paper.
         batch: rows per step, over all processes.
         precision: fp32, or bf16 for autocast.
         eval_every: steps between two evaluations on the test set; there is always one at the end.
@@ -99,16 +100,16 @@ class RunSettings:
 
     Args:
         root: runs are folders <name>-<hash> in here.
-        folder: the run's own folder, in place of <name>-<hash> in root.
+        folder: the folder of this run; <name>-<hash> in root if not given.
         save_every: steps between two checkpoints; there is always one at the end.
         keep: how many checkpoints to keep.
         micro_batch: rows that one process computes at once; its whole share of the batch if not given.
         sharded: shard parameters, gradients and optimiser state over the processes (fully_shard).
         tracker: also report to trackio, tensorboard or wandb.
-        patience: stop after so many steps in a row with a loss that is not finite.
+        patience: stop after this many steps in a row whose loss is not finite.
         device: auto (a CUDA GPU if there is one, else the processor), cpu, cuda, or mps (Apple).
-        threads: of torch, per process.
-        workers: processes that load data; the memory-mapped tokens need none.
+        threads: torch threads of each process; as many as torch chooses if not given.
+        workers: extra processes that load data; usually none are needed.
     """
 
     root: str = "runs"
@@ -133,9 +134,9 @@ class RunConfig:
     """One training run.
 
     Args:
-        name: what the folder is called, before the hash; mechanism and text if not given.
-        seed: of the weights and of the order of training.
-        plugins: modules of yours to import first, such as [my_module], whose mechanisms can then be named.
+        name: the first part of the folder's name; mechanism and text if not given.
+        seed: for the first weights and for the order of the training rows.
+        plugins: modules of yours to import first, such as [my_module]; the mechanisms they register can be named.
     """
 
     name: str | None = None

@@ -53,13 +53,13 @@ class DataConfig:
     Args:
         source: a built-in corpus (stdlib, sympy, sotu, tunes, fineweb, slimpajama, pile), a file, folder or
             glob, - for standard input, or a hub name owner/dataset.
-        subset: the hub dataset's configuration, where it has several.
+        subset: which configuration of a hub dataset, where it has several.
         column: the field that holds the text, in .jsonl, .parquet and hub datasets.
         length: tokens per row, at most.
         batching: packed (rows of a continuous stream) or documents (one document per row, truncated and padded).
-        test_fraction: the share of documents held out; of a text in one file, of its blocks.
-        split_seed: another seed, another split.
-        max_tokens: stop tokenising after so many; needed for hub datasets, which have no end.
+        test_fraction: the share of the documents that is held out for testing; in a text of one file, of its blocks.
+        split_seed: the seed that decides what is held out.
+        max_tokens: use at most this many tokens; needed for hub datasets, which are streamed.
         masked: hide this share of the tokens and predict them from both sides; 0 predicts the next token.
     """
 
@@ -116,7 +116,7 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, *, quiet: bool = Fal
     corpus = open_corpus(config.source, config.subset, config.column)
     if corpus.endless and config.max_tokens is None:
         raise UserError(
-            f"{config.source} has no end: say how much of it to use, for example --data.max_tokens 100000000"
+            f"{config.source} is streamed without an end: say how much of it to use, for example --data.max_tokens 100000000"
         )
     in_blocks = not corpus.endless and not _both_sets(corpus, config)
     found = _prepare(config, tokenizer, corpus, in_blocks, quiet)

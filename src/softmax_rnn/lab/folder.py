@@ -104,7 +104,7 @@ def _inspect(config: RunConfig, data_fingerprint: str, world: int) -> Opened:
     if begun:
         _check_same(config, _read_config(written))
     elif checkpoints(folder) and not folder.name.endswith(config.hash):
-        raise UserError(f"{folder} has checkpoints and no config.yaml to say of what: choose another --run.folder.")
+        raise UserError(f"{folder} has checkpoints but no config.yaml: choose another --run.folder.")
     fresh = {"data": data_fingerprint, "sessions": []}
     about = (load_environment(folder) if begun else {}) or describe(config.seed) | fresh
     if about["data"] != data_fingerprint:

@@ -42,10 +42,10 @@ class ModelConfig:
     Args:
         mechanism: a name (softmax-rnn list shows them), a table that writes a mechanism out, or a list of these, one for each layer.
         size: a name from softmax-rnn list --sizes.
-        overrides: any of Llama's configuration on top of the size, for example {num_hidden_layers: 3}.
+        overrides: settings of Llama's configuration that replace those of the size, for example {num_hidden_layers: 3}.
         init: start from this model's weights: a folder, a run, a GGUF file, smollm2 (the installed package), or a hub name;
-            size and overrides are then not read.
-        train: what to train, all, attention (its layers), or new (what only the new mechanism has).
+            size and overrides are ignored then.
+        train: which weights to train: all, attention (the attention layers) or new (what only the new mechanism has).
     """
 
     mechanism: dict[str, Any] | list[Any] | str = "softmax"

@@ -41,7 +41,7 @@ def add_options(group: Any) -> None:
         "--minutes",
         type=whole(1, 10**6),
         default=24 * 60,
-        help="time limit of one job, which saves before it and is queued again (default: one day)",
+        help="time limit of a job; it saves shortly before and is queued again (default: one day)",
     )
     group.add_argument(
         "--processes",
@@ -49,7 +49,9 @@ def add_options(group: Any) -> None:
         default=1,
         help="processes per run: DDP, or fully_shard with run.sharded (default: 1)",
     )
-    group.add_argument("--gpus", type=whole(0, 10_000), default=0, help="GPUs per run; give as many processes")
+    group.add_argument(
+        "--gpus", type=whole(0, 10_000), default=0, help="GPUs per run; give --processes the same number"
+    )
     group.add_argument(
         "--cpus",
         type=whole(1, 10_000),

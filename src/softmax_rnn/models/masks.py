@@ -53,7 +53,7 @@ def mask(
     """The mask of one forward pass of a patched model; transformers calls this where our name is the implementation."""
     if use_vmap:
         raise MechanismError(
-            "A custom mask function cannot be combined with a mechanism: padding and packing are what it knows."
+            "A custom mask function cannot be combined with a mechanism: mechanisms know padding and packed documents only."
         )
     bidirectional = "allow_is_bidirectional_skip" in more or mask_function is bidirectional_mask_function
     # A static cache has room for more keys than there are: those in use end with the last query.
@@ -144,7 +144,7 @@ def _documents(see: Callable[..., Tensor], batch: int, length: int, device: torc
     if not is_tracing():
         if bool(see(row, head, token[:, :-1], token[:, 1:]).any()):
             raise MechanismError(
-                "Some tokens of this model see later ones, as with images: a mechanism does not know that."
+                "Some tokens of this model see later ones, as with images, and no mechanism can do that."
             )
         if not bool(begins.any()):
             return None

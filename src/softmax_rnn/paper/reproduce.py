@@ -4,8 +4,8 @@
     softmax-rnn reproduce all --scale cpu             every figure on a laptop, over as many sessions as it takes
     softmax-rnn reproduce fig2 --scale paper --dry-run
 
-Stop it in any way and type the same command again: it goes on where it was. Runs that several figures share are run once, and runs that
-are packed in the folder (``softmax-rnn pack``) are not run again.
+Stop it in any way, and run the same command again: it continues where it stopped. Runs that several figures share are run once, and
+runs that are packed in the folder (``softmax-rnn pack``) are not run again.
 """
 
 from __future__ import annotations
