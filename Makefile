@@ -9,7 +9,7 @@ READY  := $(VENV)/.ready
 help:                   ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
 
-demo: $(READY)          ## the paper in five minutes: six mechanisms trained, claims judged, a report to look at
+demo: $(READY)          ## the paper in five minutes: recall order by order, language models compared, claims judged, a report to look at
 	$(BIN)/softmax-rnn reproduce quick
 
 report: $(READY)        ## the page of the committed results, in out/cpu-report

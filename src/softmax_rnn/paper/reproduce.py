@@ -25,6 +25,7 @@ from ..cli import Parser, whole
 from ..errors import UserError
 from ..lab.config import RunConfig
 from ..lab.sweep import ENDED, add_options, run_all, status
+from ..tasks.recall import configs, first
 from .figures import FIGURES, choose
 from .results import Plan, PlannedRun, Results, command, read_plan, write_plan
 from .scales import SCALES, Cell, Scale, scale
@@ -66,8 +67,12 @@ def main(argv: list[str]) -> int:
     results = Results(options.scale, options.out, range(options.seeds))
     if options.dry_run:
         _show(options, [results.planned(cell) for cell in cells])
+        if options.figure == "quick":
+            print(f"And before these, recall: {len(configs(*first(options.out)))} runs of a few seconds.")
         return 0
     runs = _runs([results.planned(cell) for cell in cells], options.scale, options.out)
+    if options.figure == "quick":
+        runs = [*configs(*first(options.out)), *runs]
     _check(options, runs)
     write_plan(options.out, Plan(options.scale, options.seeds))
     code = run_all(runs, options, name=f"reproduce-{options.figure}") if runs else 0

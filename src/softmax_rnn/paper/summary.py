@@ -17,6 +17,7 @@ from ..lab.config import RunConfig
 from ..lab.store import is_packed
 from ..report.data import (
     Band,
+    Bar,
     ClaimView,
     CurveView,
     Example,
@@ -130,6 +131,11 @@ def _print(report: Report) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from ..tasks.findings import picture
+
+    if report.bars:
+        print("\nEight pairs of a key and a value, read once: which value came with a key?\n")
+        print("\n".join(picture(report.bars)) + "\n")
     styles = {"holds": "green", "does not hold": "red", "inconclusive": "yellow"}
     table = Table("section", "claim", "verdict", title=report.setting, title_justify="left")
     for claim in report.claims:
@@ -155,6 +161,7 @@ def summarise(folder: Path) -> Report:
         question=QUESTION,
         setting=setting(plan.scale, plan.seeds),
         headline=figures[0].name,
+        bars=_recalled(folder) if plan.scale.name == "quick" else [],
         claims=claims,
         figures=[_figure(figure, results) for figure in figures],
         example=read_example(folder),
@@ -167,6 +174,15 @@ def summarise(folder: Path) -> Report:
         made=results.made,
         minutes=round(sum(p.run.last("seconds") or 0 for p in runs if p.run is not None) / 60, 1),
     )
+
+
+def _recalled(folder: Path) -> list[Bar]:
+    """Recall, order by order, as far as it was run."""
+    from ..tasks.findings import bars
+    from ..tasks.recall import collect, first
+
+    cells, setting = first(folder)
+    return bars([found for cell in cells if (found := collect(cell, setting)) is not None])
 
 
 def _out(results: Results) -> Path:

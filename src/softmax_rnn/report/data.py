@@ -204,6 +204,16 @@ class Example:
 
 
 @dataclass(frozen=True)
+class Bar:
+    """A share of right answers, between 0 and 1, with what it is of."""
+
+    label: str
+    share: float
+    note: str = ""
+    strong: bool = False  # what the others are compared with
+
+
+@dataclass(frozen=True)
 class Report:
     """Everything that a page shows; ``scale`` is None where the runs are not a reproduction of the paper."""
 
@@ -212,6 +222,7 @@ class Report:
     question: str = ""
     setting: str = ""
     headline: str | None = None  # the name of the figure on the first screen
+    bars: list[Bar] = field(default_factory=list)  # recall, order by order: what the first screen begins with
     claims: list[ClaimView] = field(default_factory=list)
     figures: list[FigureView] = field(default_factory=list)
     example: Example | None = None

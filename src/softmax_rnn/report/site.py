@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from importlib import resources
 from pathlib import Path
 
 from ..errors import UserError
-from .data import ClaimView, CurveView, FigureView, JudgedTest, Report, RunView
+from .data import Bar, ClaimView, CurveView, FigureView, JudgedTest, Report, RunView
 from .style import badge, count, glyph, listed, measured, number, page, region_words, slug, table, text
 
 SCRIPTS = ["plotly.min.js", "theme.js", "curves.js", "orders.js", "app.js"]  # in the order they need one another
@@ -89,6 +89,7 @@ def _document(report: Report, drawn: set[str]) -> str:
 def _judged(report: Report, drawn: set[str]) -> list[str]:
     """What only a reproduction of the paper has: verdicts, the headline, and the slider."""
     return [
+        *([bar_section(report.bars)] if report.bars else []),
         f'<section id="verdicts" class="first"><div class="table">{verdict_table(report)}</div>',
         f'<div class="beside">{headline(report, drawn)}</div></section>',
         rebuild_section(report),
@@ -97,7 +98,8 @@ def _judged(report: Report, drawn: set[str]) -> list[str]:
 
 def _header(report: Report) -> str:
     judged = report.scale is not None
-    links = [("#verdicts", "Verdicts"), ("#rebuild", "Softmax rebuilt")] if judged else []
+    links = [("#recall", "Recall")] if report.bars else []
+    links += [("#verdicts", "Verdicts"), ("#rebuild", "Softmax rebuilt")] if judged else []
     for figure in report.figures:
         links.append((f"#figure-{slug(figure.name)}", f"Figure {figure.number}" if figure.number else figure.title))
     links += [("#method", "Method")] if judged else []
@@ -128,6 +130,18 @@ def _plotly() -> Path:
 
 
 # The sections, from top to bottom.
+
+
+def bar_section(bars: Sequence[Bar]) -> str:
+    """What can be recalled, order by order: a bar for each."""
+    rows = [
+        f'<div class="bar{" strong" if bar.strong else ""}" title="{text(bar.note)}"><span>{text(bar.label)}</span>'
+        f'<i><b style="width: {100 * bar.share:.1f}%"></b></i><span>{bar.share:.0%}</span></div>'
+        for bar in bars
+    ]
+    return f"""<section id="recall" class="recall"><figure role="img" aria-label="Recall by mechanism">{"".join(rows)}
+<figcaption>Eight pairs of a key and a value are read once; then: which value came with this key? Right answers of small
+models with keys of width 8.</figcaption></figure></section>"""
 
 
 def counts(report: Report) -> str:

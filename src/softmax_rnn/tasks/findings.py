@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..report.data import Bar
 from . import Task, task
 
 CONSTANT, GROWS, INK = "#b3261e", "#1f5fa8", "#1c1c1c"
@@ -67,6 +68,38 @@ def table(results: Sequence[Result]) -> list[str]:
             lines.append(
                 f"{r.cell.mechanism:<18} {r.cell.key_dim:>7}  {r.accuracy:>8.1%} {interval:>16}  {at}  {size:>15}  {r.lr:>6g}"
             )
+    return lines
+
+
+NAMES = {"linear_elu": "linear attention", "norm": "all orders, norm"} | {
+    f"taylor{n}{suffix}": f"order {n}" for n in range(21) for suffix in ("", "_norm")
+}
+
+
+def bars(results: Sequence[Result]) -> list[Bar]:
+    """A bar for each result, in the order given."""
+    from ..state import readable_bytes
+
+    found = []
+    for r in results:
+        grows = "" if r.constant else ", grows"
+        note = f"{r.cell.mechanism}: {readable_bytes(r.state_bytes or 0)} per layer{grows}, learning rate {r.lr:g}"
+        found.append(
+            Bar(NAMES.get(r.cell.mechanism, r.cell.mechanism), r.accuracy, note, r.cell.mechanism == "softmax")
+        )
+    return found
+
+
+def picture(found: Sequence[Bar], width: int = 50) -> list[str]:
+    """Bars for the terminal.
+
+    >>> picture([Bar("order 2", 0.5)], width=4)
+    ['order 2            ██·· 50%']
+    """
+    lines = []
+    for bar in found:
+        full = round(width * bar.share)
+        lines.append(f"{bar.label:<18} {'█' * full}{'·' * (width - full)} {bar.share:.0%}")
     return lines
 
 

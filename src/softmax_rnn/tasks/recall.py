@@ -27,6 +27,7 @@ from .findings import Cell, Result, draw, table, write
 if TYPE_CHECKING:
     from ..lab.config import RunConfig
 
+FIRST = ("linear_elu", "taylor1_norm", "taylor2_norm", "taylor3_norm", "taylor4_norm", "norm", "softmax")
 MECHANISMS = ("linear_elu", "softmax", "norm")
 ORDERS = (2, 4)
 BATCH = 64
@@ -95,8 +96,7 @@ def main(argv: list[str]) -> int:
         print(f"{len(cells)} models x {len(setting.rates)} learning rates x {setting.seeds} seeds: {count:,} runs.")
         return 0
     check_folder(setting.out, "--out")
-    runs = [setting.config(*one) for one in product(cells, setting.rates, range(setting.seeds))]
-    code = run_all(runs, options, name="recall")
+    code = run_all(configs(cells, setting), options, name="recall")
     if options.slurm or code not in (0, 1):  # submitted, or stopped
         return code
     found = [collect(cell, setting) for cell in cells]
@@ -220,6 +220,18 @@ def plan(options: argparse.Namespace) -> tuple[list[Cell], Setting]:
         options.out,
     )
     return cells, setting
+
+
+def first(out: Path) -> tuple[list[Cell], Setting]:
+    """What a newcomer sees: recall between linear attention and softmax, order by order, in a minute of two cores."""
+    source = "task:mqar,pairs=8,vocab=64,rows=19200"
+    setting = Setting(300, 2, 32, 1, 2, False, (3e-3, 1e-2), 1, out)
+    return [Cell(source, 32, name, 8) for name in FIRST], setting
+
+
+def configs(cells: Sequence[Cell], setting: Setting) -> list[RunConfig]:
+    """All runs of the cells."""
+    return [setting.config(*one) for one in product(cells, setting.rates, range(setting.seeds))]
 
 
 def _sources(tasks: Sequence[str], pairs: Sequence[int] | None) -> list[str]:
