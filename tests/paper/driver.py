@@ -11,6 +11,7 @@ from softmax_rnn.lab.data import DataConfig
 from softmax_rnn.lab.model import ModelConfig
 from softmax_rnn.lab.tokenizer import TokenizerConfig
 from softmax_rnn.paper import scales
+from softmax_rnn.tasks import recall
 
 SIZE = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
 
@@ -26,7 +27,8 @@ def recipe(variant: str) -> RunConfig:
 
 
 def shrink(corpus: str) -> None:
-    """Make ``quick`` tiny, on a text of ours."""
+    """Make ``quick`` tiny, on a text of ours; of recall one mechanism, for one step."""
+    recall.FIRST, recall.FIRST_STEPS = ("softmax",), 1
     scales.SCALES["quick"] = replace(
         scales.SCALES["quick"], corpora={corpus: "a text"}, main=corpus, recipe=recipe, seeds=1
     )

@@ -88,7 +88,7 @@ ARENAS = {
         Arena("parity", "task:parity,rows=9600", 16, 300, 32, (3e-3, 1e-2), 32, 1, seeds=3, decisive=3, layers=1),
         Arena("text", "tunes", 256, 400, 4, (6e-3,), 64, 4, seeds=1, decisive=4, quantity="loss"),
         Arena("masked", "tunes", 32, 600, 16, (3e-3,), 64, 4, seeds=3, decisive=3, quantity="loss", masked=0.2),
-        Arena("digits", "task:digits,patches=16", 17, 600, 32, (3e-3, 1e-2), 32, 2, seeds=3, decisive=3),
+        Arena("digits", "task:digits,patches=16", 17, 600, 32, (3e-3,), 32, 2, seeds=3, decisive=3),
     )
 }
 

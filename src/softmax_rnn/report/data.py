@@ -243,7 +243,8 @@ class Report:
 
     def plain(self) -> dict[str, Any]:
         """As JSON holds it."""
-        return plain(self) | {"counts": self.counts}
+        data = plain(self) | {"counts": self.counts}
+        return data if self.bars else {key: value for key, value in data.items() if key != "bars"}
 
     def text(self) -> str:
         """The content of ``summary.json``."""

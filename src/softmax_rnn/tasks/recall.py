@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..lab.config import RunConfig
 
 FIRST = ("linear_elu", "taylor1_norm", "taylor2_norm", "taylor3_norm", "taylor4_norm", "norm", "softmax")
+FIRST_STEPS = 300
 MECHANISMS = ("linear_elu", "softmax", "norm")
 ORDERS = (2, 4)
 BATCH = 64
@@ -225,7 +226,7 @@ def plan(options: argparse.Namespace) -> tuple[list[Cell], Setting]:
 def first(out: Path) -> tuple[list[Cell], Setting]:
     """What a newcomer sees: recall between linear attention and softmax, order by order, in a minute of two cores."""
     source = "task:mqar,pairs=8,vocab=64,rows=19200"
-    setting = Setting(300, 2, 32, 1, 2, False, (3e-3, 1e-2), 1, out)
+    setting = Setting(FIRST_STEPS, 2, 32, 1, 2, False, (3e-3, 1e-2), 1, out)
     return [Cell(source, 32, name, 8) for name in FIRST], setting
 
 
