@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import softmax_rnn as sr
-from softmax_rnn.backends.triton import INTERPRETED, common, softmax, weighted
+from softmax_rnn.backends.triton import INTERPRETED, common, delta, scan, softmax, weighted
 
-from ..core.problems import Problem, assert_same, outputs_and_gradients
+from ..core.problems import Problem, assert_same, outputs_and_gradients, piece
 from ..core.test_precision import rms_error
 
 assert INTERPRETED, "run me with TRITON_INTERPRET=1"
@@ -49,6 +49,8 @@ CASES = [
 def _small_tiles(monkeypatch):
     for module in (softmax, weighted):
         monkeypatch.setattr(module, "tile", lambda *_: common.Tile(16, 16))
+    for module in (scan, delta):
+        monkeypatch.setattr(module, "tile", lambda *_: common.Tile(16, 16, 4, 1))
     for name, mechanism in OWN.items():
         sr.register(name, mechanism)
 
@@ -135,7 +137,7 @@ def test_forgotten_keys_are_not_visited():
 
 def test_what_is_refused_says_why():
     q = torch.randn(1, 1, 3, 200)
-    with pytest.raises(sr.MechanismError, match="200 and 200 channels, and its tiles at most 128"):
+    with pytest.raises(sr.MechanismError, match="200 and 200 channels, and its tiles in float32 at most 64"):
         sr.attention(q, q, q, "taylor2", form="parallel", backend="triton")
     with pytest.raises(sr.MechanismError, match="not in float64"):
         sr.attention(*torch.randn(3, 1, 1, 4, 4).double().unbind(), "taylor2", form="parallel", backend="triton")
@@ -152,3 +154,56 @@ def test_compiled_by_torch():
     want = torch.autograd.grad(run(q, k, v), (q, k, v))
     found = torch.autograd.grad(torch.compile(run, backend="aot_eager", fullgraph=True)(q, k, v), (q, k, v))
     torch.testing.assert_close(found, want)
+
+
+# What goes through a state: orders 0 to 2, token decay, documents, and the delta rule of order 1.
+SCANS = [
+    *((name, "causal") for name in ("taylor0", "linear", "taylor2_decay", "gated_deltanet", "mamba2")),
+    *((name, "padding") for name in ("taylor2", "deltanet")),
+    *((name, "documents") for name in ("taylor2", "mamba2_squared", "gated_deltanet")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "mask"), SCANS)
+def test_scan(name, mask):
+    problem = Problem(B=2, H=2, Hkv=1, Tq=T, D=3, E=5, dtype=torch.float32, options=MASKS[mask])
+    found = outputs_and_gradients(name, problem, "chunked", backend="triton")
+    want = outputs_and_gradients(name, exactly(problem), "reference")
+    assert_same(found, want, 5e-6, common_scale=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["taylor2_decay", "gated_deltanet"])
+def test_half_precision_scan_is_within_twice_the_dense_error(name, dtype):
+    problem = Problem(B=1, H=2, Hkv=1, Tq=T, D=4, E=8, dtype=dtype, seed=3)
+    found = outputs_and_gradients(name, problem, "chunked", backend="triton")
+    exact = outputs_and_gradients(name, exactly(problem), "reference", rounded=dtype)
+    dense = outputs_and_gradients(name, problem, "reference")
+    for what, want in exact.items():
+        allowed = 2 * max(rms_error(dense[what], want), rms_error(want.to(dtype), want))
+        assert rms_error(found[what], want) <= allowed, what
+
+
+@pytest.mark.parametrize("name", ["taylor2_decay", "gated_deltanet"])
+def test_a_cut_sequence_gives_the_same_state(name, monkeypatch):
+    monkeypatch.setattr(scan, "MOST", 1)  # piece by piece
+    args = Problem(B=1, H=2, Hkv=2, Tq=40, D=4, E=3, dtype=torch.float32).arguments(name, leaves=False)
+    options = {"mechanism": name, "form": "chunked", "return_state": True}
+    want, want_state = sr.attention(**args, **options, backend="torch")
+    _, state = sr.attention(**piece(name, args, 0, 19), **options, backend="triton")
+    out, state = sr.attention(**piece(name, args, 19, 40), **options, backend="triton", state=state)
+    torch.testing.assert_close(out, want[:, :, 19:], atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(state.moments, want_state.moments, atol=2e-5, rtol=2e-5)
+
+
+def test_what_a_scan_refuses_says_why():
+    def asking(match, name, d=4, **options):
+        q = torch.randn(1, 1, 3, d)
+        with pytest.raises(sr.MechanismError, match=match):
+            sr.attention(q, q, q, name, form="chunked", backend="triton", **options)
+
+    asking("no order in time", "linear", causal=False)
+    asking("orders up to 2, not 4", "taylor4")
+    asking("keys have 80 channels, and its scan at most 64", "linear", 80)
+    asking("chooses its chunks itself, and chunk_size=8", "linear", chunk_size=8)
+    asking("delta rule for order 1 alone", "taylor2_norm_delta", beta=torch.ones(1, 1, 3))

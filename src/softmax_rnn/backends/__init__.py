@@ -2,7 +2,7 @@
 
     softmax_lse    q, k, v -> softmax output O and log-sum-exp        sdpa, flash (CPU), triton and flex (CUDA), tiles
     weighted_sum   q, k, v -> numerator A and sum of weights Z        triton and flex (CUDA), tiles
-    scan           q, k, v, state -> numerator A and the state after          chunks
+    scan           q, k, v, state -> numerator A and the state after          triton (CUDA), chunks
 
 An implementation belongs to a backend, ``torch``, ``flex`` or ``triton``: ``attention(..., backend=...)`` asks for one of them by name.
 
@@ -31,10 +31,12 @@ from torch import Tensor
 from ..context import Context
 from ..errors import MechanismError
 from . import triton
+from .delta import delta_scan
 from .flash import flash_lse
 from .flash_decay import flash_decay_lse
 from .flex import flex_lse
 from .operators import transformed
+from .scan import scan
 from .tiles import softmax_tiles, weighted_tiles
 
 BACKENDS = ("auto", "torch", "flex", "triton")
@@ -66,6 +68,27 @@ class WeightedCall:
     coefficients: Sequence[float]
     limit: float | None
     with_total: bool
+
+
+@dataclass(frozen=True)
+class ScanCall:
+    """What ``scan`` is asked: q (N, G, T, D) scaled, k (N, T, D), v (N, T, E) in float32 at least, and the state (N, rows, E) before them.
+
+    Clocks are of queries and of keys. ``beta`` (N, T), relative to the weight of a key with itself, is for the delta rule; ``dtype`` is
+    what the tensors were given in.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    state: Tensor
+    coefficients: Sequence[float]
+    chunk_size: int | None
+    clock: tuple[Tensor, Tensor] | None
+    channels: tuple[Tensor, Tensor] | None
+    beta: Tensor | None
+    scale: float
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -101,6 +124,11 @@ def softmax_lse(call: SoftmaxCall, backend: str = "auto") -> tuple[Tensor, Tenso
 def weighted_sum(call: WeightedCall, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
     """Numerator (B, H, Tq, E) and sum of weights (B, H, Tq, 1), or None."""
     return choose(WEIGHTED_SUM, call, backend).run(call)
+
+
+def scan_sums(call: ScanCall, backend: str = "auto") -> tuple[Tensor, Tensor]:
+    """Numerator (N, G, T, E) and the state after."""
+    return choose(SCAN, call, backend).run(call)
 
 
 def _is_causal(context: Context) -> bool:
@@ -246,6 +274,14 @@ def _tiles_weighted(call: WeightedCall) -> tuple[Tensor, Tensor | None]:
     return out.reshape(B, H, Tq, call.v.shape[-1]), total.reshape(B, H, Tq, 1) if call.with_total else None
 
 
+def _chunks(call: ScanCall) -> tuple[Tensor, Tensor]:
+    v = call.v
+    if call.beta is not None:  # first what is written, then the sums
+        c, a = (None if x is None else x[1] for x in (call.clock, call.channels))
+        v = delta_scan(call.k, v, call.beta, call.state, c, a, call.coefficients, call.scale, call.chunk_size)
+    return scan(call.q, call.k, v, call.state, call.coefficients, call.chunk_size, call.clock, call.channels)
+
+
 def _never(call: Any) -> None:
     return None
 
@@ -262,4 +298,8 @@ WEIGHTED_SUM: tuple[Implementation[WeightedCall], ...] = (
     Implementation("triton", "triton", triton.refuses, triton.run_weighted),
     Implementation("flex", "flex", _flex_weighted_refuses, _flex_weighted),
     Implementation("tiles", "torch", _never, _tiles_weighted),
+)
+SCAN: tuple[Implementation[ScanCall], ...] = (
+    Implementation("triton", "triton", triton.refuses_scan, triton.run_scan),
+    Implementation("chunks", "torch", _never, _chunks),
 )

@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..backends.delta import delta_scan
+from ..backends import ScanCall, scan_sums
 from ..backends.moments import read, write
 from ..backends.scan import default_chunk, scan
 from ..context import NEW_DOCUMENT, Context, chunk_clock
+from ..errors import MechanismError
 from ..problem import Problem, Setting, Sums
 from ..slots.kernels import Kernel, Near
 from ..state import KroneckerState, KVState, NearState, State, check_state_size, state_rows
@@ -80,6 +81,10 @@ class Chunked(Form):
                 (clock, clock) if clock is not None else None,
                 (channels, channels) if channels is not None else None,
             )
+        if p.backend not in ("auto", "torch"):
+            raise MechanismError(
+                f"backend='{p.backend}' cannot compute this (chunks with no order in time are torch's): use backend='auto'."
+            )
         if clock is None:
             total = write(call.k, call.v, call.coefficients)
             return call.read(total), total
@@ -87,11 +92,11 @@ class Chunked(Form):
 
     def sweep(self, call: MomentsCall, clock: Clocks, channels: Clocks) -> tuple[Tensor, Tensor]:
         """Forward in time; under the delta rule first what is written, then the sums."""
-        v = call.v
-        if call.beta is not None:
-            c, a = (None if x is None else x[1] for x in (clock, channels))
-            v = delta_scan(call.k, v, call.beta, call.moments, c, a, call.coefficients, call.scale, call.chunk_size)
-        return scan(call.q, call.k, v, call.moments, call.coefficients, call.chunk_size, clock, channels)
+        asked = ScanCall(
+            call.q, call.k, call.v, call.moments, call.coefficients, call.chunk_size, clock, channels, call.beta, call.scale,
+            call.dtype,
+        )  # fmt: skip
+        return scan_sums(asked, call.backend)
 
     def _near(self, p: Problem, kernel: Near) -> tuple[Sums, Tensor, State]:
         past = p.state
@@ -154,6 +159,8 @@ class MomentsCall:
     chunk_size: int | None
     scale: float
     beta: Tensor | None  # (N, T), relative to the weight of a key with itself
+    dtype: torch.dtype  # that the problem was given in
+    backend: str
 
     def read(self, moments: Tensor) -> Tensor:
         """Every query reads the same moments: (N, G, T, E)."""
@@ -196,7 +203,8 @@ def moments_call(
     q = q.reshape(B * Hkv, H // Hkv, q.shape[2], D)
     k, v, moments = (x.flatten(0, 1) for x in (k, v, moments))
     return MomentsCall(
-        q, k, v, moments, kernel.coefficients or (), (B, Hkv), with_sum, p.chunk_size, p.scale, beta
+        q, k, v, moments, kernel.coefficients or (), (B, Hkv), with_sum, p.chunk_size, p.scale, beta,
+        p.q.dtype, p.backend,
     )  # fmt: skip
 
 

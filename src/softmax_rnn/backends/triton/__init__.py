@@ -3,6 +3,7 @@
     common.py     loading, masks, decay, polynomials, launching
     softmax.py    softmax_lse
     weighted.py   weighted_sum
+    scan.py       scan, for orders 0 to 2; orders.py how its state lies in memory; delta.py what the delta rule of order 1 writes
 
 Nothing here imports Triton until a call is computed this way (``pip install softmax-rnn[triton]``); what they cannot do they refuse with a
 sentence. With TRITON_INTERPRET=1 in the environment the kernels run on the CPU, slowly, as ordinary array operations: that is how their
@@ -22,13 +23,18 @@ from ...context import Context
 from ..operators import transformed
 
 if TYPE_CHECKING:
-    from .. import SoftmaxCall, WeightedCall
+    from .. import ScanCall, SoftmaxCall, WeightedCall
 
-WIDEST = 128  # channels of keys and values in a tile
+WIDEST = {
+    torch.float32: 64,
+    torch.bfloat16: 128,
+    torch.float16: 128,
+}  # channels of keys and values in a tile, without spilling
+WIDEST_KEY = 64  # channels of keys in a scan
+HIGHEST = 2  # order of a scan
 OLDEST = 8  # major compute capability: tf32 and bfloat16 matrix units
 INSTALLED = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # do kernels run on the CPU? As Triton itself reads it, once
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def missing() -> str | None:
@@ -44,34 +50,58 @@ def missing() -> str | None:
     return None
 
 
-def too_wide(key_dim: int, value_dim: int) -> str | None:
+def too_wide(key_dim: int, value_dim: int, dtype: torch.dtype) -> str | None:
     """Why heads of these sizes are refused; None if they are not."""
-    if max(key_dim, value_dim) <= WIDEST:
+    if max(key_dim, value_dim) <= WIDEST[dtype]:
         return None
-    return f"heads have {key_dim} and {value_dim} channels, and its tiles at most {WIDEST}"
+    name = str(dtype).removeprefix("torch.")
+    return f"heads have {key_dim} and {value_dim} channels, and its tiles in {name} at most {WIDEST[dtype]}"
 
 
 def describe(key_dim: int, value_dim: int) -> str:
     """For ``explain``: whether calls with heads of these sizes are computed here, and why not."""
-    reason = too_wide(key_dim, value_dim) or missing()
+    reason = too_wide(key_dim, value_dim, torch.bfloat16) or missing()
     if reason is not None:
         return f"triton is not used: {reason}"
     where = "the CPU, by its interpreter" if INTERPRETED else "the GPU"
-    return f"triton is used for float32, bfloat16 and float16 tensors on {where}"
+    wide = max(key_dim, value_dim) > WIDEST[torch.float32]
+    return f"triton is used for {'' if wide else 'float32, '}bfloat16 and float16 tensors on {where}"
+
+
+def _refuses(x: Tensor, dtype: torch.dtype, channels: object) -> str | None:
+    """What all kernels refuse."""
+    if x.device.type != "cuda" and not (x.device.type == "cpu" and INTERPRETED):
+        return f"it is for NVIDIA cards, and the tensors are on {x.device.type}"
+    if dtype not in WIDEST:
+        return f"it computes in float32, bfloat16 and float16, not in {str(dtype).removeprefix('torch.')}"
+    if channels is not None:
+        return "channel decay changes the score itself"
+    return "torch.func and forward-mode derivatives need ordinary torch code" if transformed() else None
 
 
 def refuses(call: SoftmaxCall | WeightedCall) -> str | None:
     """Why a call cannot be computed here, in a sentence; None if it can."""
-    q, c = call.q, call.context
-    if q.device.type != "cuda" and not (q.device.type == "cpu" and INTERPRETED):
-        return f"it is for NVIDIA cards, and the tensors are on {q.device.type}"
-    if q.dtype not in DTYPES:
-        return f"it computes in float32, bfloat16 and float16, not in {str(q.dtype).removeprefix('torch.')}"
-    if c.channels is not None:
-        return "channel decay changes the score itself"
-    if transformed():
-        return "torch.func and forward-mode derivatives need ordinary torch code"
-    return too_wide(q.shape[-1], call.v.shape[-1]) or missing()
+    reason = _refuses(call.q, call.q.dtype, call.context.channels)
+    return reason or too_wide(call.q.shape[-1], call.v.shape[-1], call.q.dtype) or missing()
+
+
+def refuses_scan(call: ScanCall) -> str | None:
+    """Why a scan cannot be computed here, in a sentence; None if it can."""
+    D, order = call.q.shape[-1], max((n for n, c in enumerate(call.coefficients) if c != 0), default=0)
+    reason = _refuses(call.q, call.dtype, call.channels)
+    if reason is not None:
+        return reason
+    if order > HIGHEST:
+        return f"it scans orders up to {HIGHEST}, not {order}"
+    if D > WIDEST_KEY:
+        return f"keys have {D} channels, and its scan at most {WIDEST_KEY}"
+    if call.beta is not None and list(call.coefficients) != [0.0, 1.0]:
+        return "it has the delta rule for order 1 alone"
+    if call.chunk_size is not None:
+        return f"it chooses its chunks itself, and chunk_size={call.chunk_size} was asked for"
+    if torch.compiler.is_exporting() or call.q.numel() == 0:
+        return "the length is not known, or nothing is there"
+    return missing()
 
 
 def run_softmax(call: SoftmaxCall) -> tuple[Tensor, Tensor]:
@@ -94,6 +124,19 @@ def run_weighted(call: WeightedCall) -> tuple[Tensor, Tensor | None]:
     out, total = weighted(q, k, v, *clocks, *bounds, keep, *what)
     shape = call.q.shape[:3]
     return out.reshape(*shape, -1), total.reshape(*shape, 1) if call.with_total else None
+
+
+def run_scan(call: ScanCall) -> tuple[Tensor, Tensor]:
+    """``scan``; under the delta rule first what is written, then the sums over that."""
+    from .delta import delta
+    from .scan import scan
+
+    q, k, v = (x.to(call.dtype) for x in (call.q, call.k, call.v))
+    if call.beta is not None:
+        c = None if call.clock is None else call.clock[1]
+        v = delta(k, v, call.beta, call.state, c, call.scale)
+        q, k = q.float(), k.float()  # what is written is in float32
+    return scan(q, k, v, call.state, call.coefficients, call.clock)
 
 
 def _tensors(q: Tensor, k: Tensor, v: Tensor, c: Context) -> tuple[Any, ...]:

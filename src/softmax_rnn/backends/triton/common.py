@@ -131,6 +131,30 @@ def queries_of(RANGES, n, j, offset, Tq, BM: tl.constexpr, BN: tl.constexpr, CAU
 
 
 @triton.jit
+def chunk_times(CK, n, c, T, C: tl.constexpr, DECAY: tl.constexpr):
+    """The clock at the beginning and at the end of chunk c, float64 scalars."""
+    begin = tl.zeros((), tl.float64)
+    end = tl.zeros((), tl.float64)
+    if DECAY:
+        end = tl.load(CK + n * T + tl.minimum((c + 1) * C, T) - 1)
+        begin = tl.load(CK + n * T + tl.maximum(c * C - 1, 0))
+        begin = tl.where(c == 0, 0.0, begin)
+    return begin, end
+
+
+@triton.jit
+def fade(CLOCK, n, rows, T, begin, end, READ: tl.constexpr, DECAY: tl.constexpr):
+    """What has faded between the state and a query (``READ``), or will have at the end of the chunk; (C,)."""
+    if DECAY:
+        c = tl.load(CLOCK + n * T + rows, mask=rows < T, other=0.0)
+        log = (c - begin if READ else end - c).to(tl.float32)
+        factor = tl.where(rows < T, tl.exp(tl.minimum(log, 0.0)), 0.0)
+    else:
+        factor = tl.where(rows < T, 1.0, 0.0)
+    return factor
+
+
+@triton.jit
 def power(x, N: tl.constexpr):
     """x^N by squaring, N >= 1; nothing on the way is larger than the result, or than 1."""
     result = x

@@ -205,21 +205,23 @@ def weighted_dkv(
         tl.store(SUMS + n * Tk + keys, sums, mask=keys < Tk)
 
 
-# Of each kernel, in bfloat16 and in the dtypes whose products with weights are in float32, by head size: the largest of which nothing is
-# spilled (results/gpu/compile.json).
+# Of each kernel, by dtype and head size: the largest of which nothing is spilled (results/gpu/compile.json).
 TILES = {
-    ("forward", True): {32: Tile(128, 64), 64: Tile(128, 64), 128: Tile(128, 64, 8)},
-    ("dq", True): {32: Tile(64, 64), 64: Tile(64, 64, 8), 128: Tile(64, 64, 8)},
-    ("dkv", True): {32: Tile(64, 32), 64: Tile(32, 32), 128: Tile(64, 32)},
-    ("forward", False): {32: Tile(64, 64, 8), 64: Tile(64, 32, 8), 128: Tile(32, 16)},
-    ("dq", False): {32: Tile(64, 32), 64: Tile(32, 32), 128: Tile(16, 16)},
-    ("dkv", False): {32: Tile(32, 32), 64: Tile(16, 32), 128: Tile(16, 16, 8)},
+    ("forward", torch.bfloat16): {32: Tile(128, 64), 64: Tile(128, 64), 128: Tile(128, 64, 8)},
+    ("dq", torch.bfloat16): {32: Tile(64, 64), 64: Tile(64, 64, 8), 128: Tile(64, 64, 8)},
+    ("dkv", torch.bfloat16): {32: Tile(64, 32), 64: Tile(32, 32), 128: Tile(64, 32)},
+    ("forward", torch.float16): {32: Tile(128, 64), 64: Tile(128, 64, 8), 128: Tile(128, 64, 8)},
+    ("dq", torch.float16): {32: Tile(64, 64), 64: Tile(64, 64, 8), 128: Tile(64, 32)},
+    ("dkv", torch.float16): {32: Tile(64, 32), 64: Tile(64, 32), 128: Tile(64, 64, 8)},
+    ("forward", torch.float32): {16: Tile(64, 64), 32: Tile(64, 64, 8), 64: Tile(64, 32)},
+    ("dq", torch.float32): {16: Tile(64, 64), 32: Tile(64, 32), 64: Tile(32, 32)},
+    ("dkv", torch.float32): {16: Tile(32, 32), 32: Tile(16, 16), 64: Tile(16, 32)},
 }
 
 
 def tile(kernel: str, dtype: torch.dtype, width: int) -> Tile:
     """What a kernel works on at once."""
-    return sized(TILES[kernel, dtype == torch.bfloat16], width)
+    return sized(TILES[kernel, dtype], width)
 
 
 def _settings(
