@@ -9,6 +9,7 @@ import torch
 
 import softmax_rnn as sr
 from softmax_rnn.backends.triton import INTERPRETED, common, delta, scan, softmax, weighted
+from softmax_rnn.bench import gpu
 
 from ..core.problems import Problem, assert_same, outputs_and_gradients, piece
 from ..core.test_precision import rms_error
@@ -207,3 +208,8 @@ def test_what_a_scan_refuses_says_why():
     asking("keys have 80 channels, and its scan at most 64", "linear", 80)
     asking("chooses its chunks itself, and chunk_size=8", "linear", chunk_size=8)
     asking("delta rule for order 1 alone", "taylor2_norm_delta", beta=torch.ones(1, 1, 3))
+
+
+def test_what_bench_gpu_checks_on_a_card():
+    for name, form in (("fox", "parallel"), ("linear_elu", "chunked")):
+        assert gpu.check(name, form, "causal", {}, torch.float32, (1, 2, 1, 20, 4, 4), device="cpu")["ok"]

@@ -2,6 +2,8 @@
 
 softmax-rnn bench all --json results/bench/bench.json --plot results/bench
 
+softmax-rnn bench gpu --help         what a graphics card has to show
+
 A single part with ``--json`` replaces its own entries in that file and keeps the others: each is a ratio within one run.
 """
 
@@ -38,6 +40,8 @@ QUICK = "Quick: the sizes are tiny and the numbers mean nothing, so no target wa
 
 def main(argv: list[str]) -> int:
     """Run the parts asked for."""
+    if argv[:1] == ["gpu"]:
+        return int(importlib.import_module(".gpu", __package__).main(argv[1:]))
     parser = Parser("softmax-rnn bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=[*PARTS, "all"])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements there")

@@ -82,6 +82,11 @@ def train(quick: bool = False) -> Iterator[Comparison]:
         yield Comparison(
             f"train {name}", shape, "bare loop, Llama sdpa", 1 / m.ours, 1 / m.bare, target=1 / 0.95, note=note
         )
+    m = training_speed("softmax", preset, steps, rounds, compiled=True)
+    note = f"{m.ours:,.0f} tokens/s; the first step, which compiles, is not counted"
+    for anchor, speed, target in (("eager", m.bare, 1 / 1.3), ("compiled", m.bare_compiled, 1.0)):
+        name, shape = f"bare loop, Llama sdpa, {anchor}", f"{preset} preset, per token"
+        yield Comparison("train softmax, compiled", shape, name, 1 / m.ours, 1 / speed, target=target, note=note)
     length = 64 if quick else 1024
     t = interleave({"ours": _step("norm", length), "dense": _step("dense", length)}, 1 if quick else 5)
     shape = f"nano, 2 rows of {length:,}"
@@ -94,10 +99,11 @@ class Speed(NamedTuple):
     ours: float
     bare: float
     data_share: float
+    bare_compiled: float = 0.0
 
 
-def training_speed(mechanism: str, preset: str, steps: int, rounds: int) -> Speed:
-    """Medians over the rounds."""
+def training_speed(mechanism: str, preset: str, steps: int, rounds: int, compiled: bool = False) -> Speed:
+    """Medians over the rounds; ``compiled``: our run by torch.compile, and the bare loop as it is and compiled, too."""
     from ..lab.config import recipe
     from ..lab.data import prepare
 
@@ -106,12 +112,15 @@ def training_speed(mechanism: str, preset: str, steps: int, rounds: int) -> Spee
         base,
         model=replace(base.model, mechanism=mechanism),
         train=replace(base.train, steps=steps, eval_every=steps),
-        run=replace(base.run, threads=torch.get_num_threads()),
+        run=replace(base.run, threads=torch.get_num_threads(), compile=compiled),
     )
     data = prepare(config.data, config.tokenizer, quiet=True)
-    found = [(*_ours(config), _bare(config, data)) for _ in range(rounds)]
-    ours, share, bare = (statistics.median(column) for column in zip(*found, strict=True))
-    return Speed(ours, bare, share)
+    found = []
+    for _ in range(rounds):
+        other = _bare(config, data, compiled=True) if compiled else 0.0
+        found.append((*_ours(config), _bare(config, data), other))
+    ours, share, bare, other = (statistics.median(column) for column in zip(*found, strict=True))
+    return Speed(ours, bare, share, other)
 
 
 def _ours(config: Any) -> tuple[float, float]:
@@ -131,7 +140,7 @@ def _ours(config: Any) -> tuple[float, float]:
     return sum(tokens for tokens, _ in spans) / seconds, waited / seconds
 
 
-def _bare(config: Any, data: Any) -> float:
+def _bare(config: Any, data: Any, compiled: bool = False) -> float:
     """Tokens per second of the shortest loop that trains Llama on the same rows, without its first steps."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -143,6 +152,8 @@ def _bare(config: Any, data: Any) -> float:
     known = LlamaConfig().to_dict().keys() - {"model_type", "architectures"}
     sizes = {k: v for k, v in settings.items() if k in known}
     model = LlamaForCausalLM._from_config(LlamaConfig(**sizes), attn_implementation="sdpa").train()
+    if compiled:
+        model.compile(dynamic=False)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=t.lr, betas=(t.beta1, t.beta2), eps=t.eps, weight_decay=t.weight_decay, fused=True
     )

@@ -110,6 +110,7 @@ class RunSettings:
         device: auto (a CUDA GPU if there is one, else the processor), cpu, cuda, or mps (Apple).
         threads: torch threads of each process; as many as torch chooses if not given.
         workers: extra processes that load data; usually none are needed.
+        compile: train through torch.compile; the first step then takes long, and says how long.
     """
 
     root: str = "runs"
@@ -123,6 +124,7 @@ class RunSettings:
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     threads: int | None = None
     workers: int = 0
+    compile: bool = False
 
     def __post_init__(self) -> None:
         check_range("run", self, save_every=(1, 10**12), keep=(1, 10**6), micro_batch=(1, 10**6))

@@ -102,6 +102,13 @@ class TrainingBar:
         if self.bar is not None:
             self.bar.update(self.task, completed=step, left="time left" if step < self.steps else "took")
 
+    def say(self, text: str) -> None:
+        """A word in between."""
+        if self.bar is not None:
+            self.bar.update(self.task, text=text)
+        elif not self.quiet:
+            print(f"{self.name}: {text}", file=sys.stderr, flush=True)
+
     def row(self, row: dict[str, Any]) -> None:
         """Show the newest numbers."""
         self.last |= row

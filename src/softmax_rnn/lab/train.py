@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import sys
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..cli import STOPPED
 from ..errors import UserError, printable
 from . import _also_a_function
-from .config import RunConfig, configure, parse
+from .config import RunConfig, RunSettings, configure, parse
 from .slurm import AGAIN
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ def _train(config: RunConfig, stop: Any, quiet: bool) -> Outcome:
     if not quiet and first:
         say_loading()
     _check_device(config.run.device)
+    _check_compiler(config.run)
     quieten()
     if config.run.threads is not None:
         import torch
@@ -169,6 +171,21 @@ def _check_device(device: str) -> None:
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not there.get(device, True):
         raise UserError(f"--run.device {device}: torch finds no such device on this machine; cpu and auto always work.")
+
+
+def _check_compiler(run: RunSettings) -> None:
+    """What torch.compile needs that may not be there."""
+    import torch
+
+    if not run.compile:
+        return
+    if run.sharded:
+        raise UserError("run.compile and run.sharded do not go together: leave one of them out.")
+    compiler = os.environ.get("CXX", "g++")
+    if run.device in ("auto", "cpu") and not torch.cuda.is_available() and shutil.which(compiler) is None:
+        raise UserError(
+            f"--run.compile needs a C++ compiler, and {compiler} is not there: install it, or leave the option out."
+        )
 
 
 def _check_memory(parameters: int) -> None:
@@ -248,6 +265,8 @@ def _session(
 
     if config.run.sharded:
         shard(model.to(arguments.device))
+    if config.run.compile:
+        model.compile(dynamic=False)
     folder, t = config.folder, config.train
     recorder = Recorder(folder / "metrics.jsonl", config.run.patience, writes=arguments.process_index == 0)
     with TrainingBar(folder.name, t.steps, quiet=quiet) as bar:
@@ -257,6 +276,7 @@ def _session(
             schedule_steps=t.schedule_steps or t.steps,
             keep=config.run.keep,
             sharded=config.run.sharded,
+            compiled=config.run.compile,
             model=model,
             args=arguments,
             train_dataset=Order(data.train, t.steps * t.batch, config.seed),

@@ -61,7 +61,15 @@ class RunTrainer(Trainer):
     lr_scheduler: Any
 
     def __init__(
-        self, *, recorder: Recorder, bar: TrainingBar, schedule_steps: int, keep: int, sharded: bool, **kwargs: Any
+        self,
+        *,
+        recorder: Recorder,
+        bar: TrainingBar,
+        schedule_steps: int,
+        keep: int,
+        sharded: bool,
+        compiled: bool = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.recorder, self.bar = recorder, bar
@@ -71,6 +79,8 @@ class RunTrainer(Trainer):
         self._steps: list[Tensor] = []  # (loss, tokens) of this process, not yet with the recorder
         self._open: Tensor | None = None  # of the step whose micro-batches are still coming
         self._grad_norm: Any = None
+        self.compiled = compiled
+        self._compiling: float | None = None  # how long the first step took, until a row has said it
         self.run = Path(str(self.args.output_dir))
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -80,7 +90,13 @@ class RunTrainer(Trainer):
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """As ``Trainer``'s; what it returns is kept, without waiting for the device."""
         tokens = inputs["labels"].ne(-100).sum()
+        first, began = self.compiled and self._grad_norm is None and self._open is None, time.monotonic()
+        if first:
+            self.bar.say("compiling: the first step takes long")
         loss = super().training_step(model, inputs, num_items_in_batch)
+        if first:
+            self._compiling = time.monotonic() - began
+            self.bar.say(f"compiled: the first step took {self._compiling:.0f} s")
         pair = torch.stack([loss.double(), tokens.to(loss.device).double()])
         self._open = pair if self._open is None else self._open + pair
         if self.accelerator.sync_gradients:
@@ -103,7 +119,11 @@ class RunTrainer(Trainer):
         """Turn Trainer's logs into rows; the trackers get the same rows."""
         if "loss" in logs:
             self.settle()
-            row = self.recorder.train_row(learning_rate=logs["learning_rate"], grad_norm=float(logs["grad_norm"]))
+            more = {} if self._compiling is None else {"compile_seconds": self._compiling}
+            self._compiling = None
+            row = self.recorder.train_row(
+                learning_rate=logs["learning_rate"], grad_norm=float(logs["grad_norm"]), **more
+            )
         elif "eval_loss" in logs:
             row = self.recorder.test_row(
                 **{k.replace("eval_", "test_", 1): v for k, v in logs.items() if k.startswith("eval_")}
@@ -155,7 +175,9 @@ class RunTrainer(Trainer):
             mine = range(start + rank * size, min(start + (rank + 1) * size, len(test)))
             batch = collate([test[i] for i in mine or [0]], pad=0)
             batch = {name: tensor.to(self.args.device) for name, tensor in batch.items()}
-            out = model(**batch, num_items_in_batch=1)  # the loss is the sum over tokens
+            # Not compiled: the last batch is smaller, and every size would be compiled by itself.
+            with torch.compiler.set_stance("force_eager") if self.compiled else contextlib.nullcontext():
+                out = model(**batch, num_items_in_batch=1)  # the loss is the sum over tokens
             if mine:
                 labels = batch["labels"][:, shift:]
                 # For a text of a large vocabulary the share of right guesses would cost more than it says.
