@@ -156,6 +156,15 @@ def test_the_site_names_pages_that_are_there_or_made():
         assert page in made or (ROOT / "docs" / page).exists() or notebook.exists(), page
 
 
+def test_the_reference_names_what_there_is():
+    import pkgutil
+
+    pages = list((ROOT / "docs/reference").glob("*.md"))
+    names = [name for page in pages for name in re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE)]
+    assert len(names) > 40
+    assert [name for name in names if not (pkgutil.resolve_name(name).__doc__ or "").strip()] == []
+
+
 def test_the_notebooks_were_run_and_are_small():
     import json
 
