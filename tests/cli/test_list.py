@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from softmax_rnn import cli
+from softmax_rnn import UserError, cli
+from softmax_rnn.models.folders import locate
 
 from .runs import a_run
 
@@ -102,3 +103,14 @@ def test_a_wrong_name_suggests_the_nearest(
     ):
         assert cli.main(["generate", name, "--prompt", "x"]) == 2
         assert "did you mean runs/norm-tunes-845a626a08?" in capsys.readouterr().err, name
+
+
+def test_a_slip_in_the_name_of_a_run_is_not_looked_for_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_run(tmp_path / "runs" / "norm-tunes-845a626a08")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="runs/norm-tunes does not exist: did you mean runs/norm-tunes-845a626a08"):
+        locate("runs/norm-tunes")
+    assert locate("owner/norm-tunes") == ("owner/norm-tunes", {})
+    assert locate("gpt2") == ("gpt2", {})

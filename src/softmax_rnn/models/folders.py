@@ -160,8 +160,10 @@ def locate(path: str | Path) -> tuple[str | Path, dict[str, str]]:
         return local.parent, {"gguf_file": local.name}
     if local.is_dir():
         return _last_checkpoint(local), {}
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(path)):
-        raise UserError(f"{path} does not exist{nearest_name(local)}")
+    near = nearest_name(local)
+    meant_here = "/" in str(path) and local.parent.is_dir() and near != "."  # runs/nrom is a slip, no name on the hub
+    if meant_here or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(path)):
+        raise UserError(f"{path} does not exist{near}")
     return str(path), {}
 
 
