@@ -52,7 +52,7 @@ def part(name):
 
 
 def named(text):
-    return set(re.findall(r"`((?:\w+/)?\w+\.py)`", text))
+    return set(re.findall(r"`((?:\w+/)*\w+\.py)`", text))
 
 
 class Visited:
@@ -102,20 +102,26 @@ print(*(name for name in sys.modules if name.startswith("softmax_rnn.")))
 @pytest.mark.slow
 def test_the_way_of_a_run_is_the_one_that_is_written_down(tmp_path, monkeypatch):
     """From ``reproduce quick`` to its page, with results that are there already, and one run in the same process: what is imported."""
+    from softmax_rnn.lab.config import to_yaml
     from softmax_rnn.paper.reproduce import plan
     from softmax_rnn.paper.scales import SCALES
+    from softmax_rnn.tasks.recall import configs, first
     from tests.paper.made import write_runs
 
     assert len(re.findall(r"^\d+\. ", part("run"), re.MULTILINE)) == len(named(part("run"))) <= 15
     monkeypatch.setenv("SOFTMAX_RNN_CACHE", str(tmp_path))
     scale, out, text = SCALES["quick"], tmp_path / "out", tmp_path / "text.txt"
     write_runs(out, scale, plan("quick", scale, 1), lambda cell: 3.0)
+    for config in configs(*first(out)):
+        config.folder.mkdir(parents=True)
+        (config.folder / "config.yaml").write_text(to_yaml(config))
+        (config.folder / "metrics.jsonl").write_text('{"step": 1, "tokens": 1, "event": "diverged"}\n')
     text.write_text("\n\n".join(f"word {n} and {n * n}" for n in range(500)))
     train = f"--preset tiny --tokenizer.vocab 300 --data.source {text} --train.steps 1 --run.root {tmp_path / 'runs'}"
     command = [sys.executable, "-c", RUN, str(out), *train.split()]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
     files = {"/".join(name.split(".")[1:]) + ".py" for name in said.split()}
-    rooms = {f for f in files if f.startswith(("cli.", "paper/", "lab/", "report/"))}
+    rooms = {f for f in files if f.startswith(("cli.", "paper/", "lab/", "report/", "tasks/recall", "tasks/findings"))}
     assert rooms == named(part("run")) | named(part("beside the run"))
 
 
