@@ -12,6 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import expressiveness
+from expressiveness import measured
+
 ROOT = Path(__file__).parents[1]
 BENCH = json.loads((ROOT / "results/bench/bench.json").read_text())
 MAIN_CLAIMS = (
@@ -285,17 +288,6 @@ def verdict_lines(found: dict, only: Sequence[str] | None = None) -> list[str]:
     return lines
 
 
-def measured(test: dict) -> str:
-    """A test as a few words: the statistic, its interval over the seeds, and whether a match is an equivalence."""
-    what = test["text"].removesuffix(", test loss").removesuffix(", spikes")
-    if test["mean"] is None or test["verdict"] == "not testable here":
-        return f"{what}: {test['note'] or test['verdict']}"
-    interval = ", one seed" if test["low"] is None else f" [{test['low']:+.2f}, {test['high']:+.2f}]"
-    unit = " spikes" if test["unit"].startswith("spikes") else ""
-    beside = " (equivalent)" if test["equivalent"] == "holds" else ""
-    return f"{what}: {test['mean']:+.2f}{interval}{unit}{beside}"
-
-
 def inspections() -> str:
     """The committed inspections side by side."""
     from softmax_rnn.microscope.results import compare, folders, load
@@ -304,6 +296,7 @@ def inspections() -> str:
 
 
 PARTS = {
+    "docs/expressiveness.md": expressiveness.PARTS,
     "docs/mechanisms.md": {"field": mechanisms},
     "README.md": {"verdicts": headline, "recall": recall, "bench": bench},
     "docs/paper.md": {"verdicts": verdicts, "early": early},

@@ -13,7 +13,8 @@ count, from 1 on. So the choice costs nothing of what is reported: seed 0 is in 
 **Positions.** In the recall tasks a convolution of two tokens tells what stands beside what, and rotary positions are left out; where there
 is no convolution, rotary positions are what is left. Texts always have rotary positions.
 
-Sizes and rates were chosen with softmax alone, and what is compared was fixed before anything else was run (``results/LOG.md``).
+Sizes and rates were chosen with softmax alone, and what is compared was fixed before anything else was run; but parity, where both ranges
+of beta had been tried once (``results/LOG.md``).
 """
 
 from __future__ import annotations

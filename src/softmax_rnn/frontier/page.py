@@ -57,8 +57,10 @@ def draw(report: Frontier, out: Path) -> list[Path]:
 
 
 def _frontier(report: Frontier) -> Any:
-    drawing, axes = plt.subplots(2, 2, figsize=(10.5, 7.4), layout="constrained", sharey="row")
-    for line, arena in enumerate(TITLES):
+    there = [arena for arena in TITLES if report.at(arena)] or list(TITLES)[:1]
+    size = (10.5, 0.6 + 3.4 * len(there))
+    drawing, axes = plt.subplots(len(there), 2, figsize=size, layout="constrained", sharey="row", squeeze=False)
+    for line, arena in enumerate(there):
         for column, quantity in enumerate(AXES):
             axis = axes[line][column]
             for m in report.at(arena):
@@ -142,7 +144,8 @@ def document(report: Frontier, svg: str) -> str:
         '<a href="#numbers">Numbers</a><a href="#again">Run it again</a></nav>',
         f"<h1>Which attention for how much memory?</h1><p class='lead'>{LEAD}</p></header><main>",
         _charts(svg),
-        f'<section id="claims"><h2>Claims of our own</h2><p>None of these is the paper\'s. They were written down before the runs.</p>'
+        f'<section id="claims"><h2>Claims of our own</h2><p>None of these is the paper\'s. They were written down before the runs; results/LOG.md says
+what had been seen by then.</p>'
         f"{counts(judged)}{verdict_table(judged)}</section>",
         *_tables(report),
         f'<section id="again"><h2>Run it again</h2><p>{done}</p><pre>softmax-rnn frontier\n'

@@ -102,7 +102,10 @@
     draw() {
       if (this.holder.clientWidth < 120) return;
       this.width = this.holder.clientWidth;
-      if (!this.points.length) return;
+      if (!this.points.length) {
+        this.words.textContent = "Not run yet.";
+        return;
+      }
       this.scales();
       const label = `Quality against ${AXES[state.axis].toLowerCase()}, ${this.points.length} models`;
       const svg = report.shape("svg", { width: this.width, height: BOX.height, role: "img", "aria-label": label });
