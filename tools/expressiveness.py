@@ -55,12 +55,14 @@ def arena(name: str) -> str:
     both = found["arenas"][name]["masked"] > 0 or name == "digits"
     if not points:
         return "Planned, and not run yet."
-    lines = ["| mechanism | keys | convolution | measured | seeds |" + ("" if both else " state of a layer |")]
+    lines = ["| mechanism | keys | convolution | mean | seeds |" + ("" if both else " state of a layer |")]
     lines.append("|---|---|---|---|---|" + ("" if both else "---|"))
     for p in points:
         size = readable_bytes(p["bytes"][0] + 1024 * p["bytes"][1]) + ("" if p["constant"] else " at 1,024 tokens")
         turned = f", beta up to {p['beta_max']:g}" if name == "parity" else ""
-        row = f"| `{p['mechanism']}`{turned} | {p['key_dim']} | {p['conv']} | {quality(p)} | {len(p['values'])} |"
+        seeds = ", ".join(f"{x:.0%}" if best_is_high else f"{x:.3f}" for x in p["values"])
+        mean = f"{p['mean']:.0%}" if best_is_high else f"{p['mean']:.3f}"
+        row = f"| `{p['mechanism']}`{turned} | {p['key_dim']} | {p['conv']} | {mean} | {seeds} |"
         lines.append(row + ("" if both else f" {size} |"))
     missing = sum(m.startswith(f"{name}-") for m in found["missing"])
     return "\n".join([*lines, *(["", f"{missing} more were planned and not run."] if missing else [])])

@@ -144,8 +144,8 @@ def document(report: Frontier, svg: str) -> str:
         '<a href="#numbers">Numbers</a><a href="#again">Run it again</a></nav>',
         f"<h1>Which attention for how much memory?</h1><p class='lead'>{LEAD}</p></header><main>",
         _charts(svg),
-        f'<section id="claims"><h2>Claims of our own</h2><p>None of these is the paper\'s. They were written down before the runs; results/LOG.md says
-what had been seen by then.</p>'
+        f'<section id="claims"><h2>Claims of our own</h2><p>None of these is the paper\'s. They were written down before the runs; '
+        "results/LOG.md says what had been seen by then.</p>"
         f"{counts(judged)}{verdict_table(judged)}</section>",
         *_tables(report),
         f'<section id="again"><h2>Run it again</h2><p>{done}</p><pre>softmax-rnn frontier\n'
