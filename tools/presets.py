@@ -12,7 +12,6 @@ import math
 import os
 import statistics
 import sys
-from collections import defaultdict
 from pathlib import Path
 
 import torch
@@ -51,15 +50,15 @@ def state_bytes(mechanism: str, model: dict) -> str:
 
 
 def table(runs: list[Run]) -> str:
-    """A line per preset, the best first; losses are means over the seeds, with half the difference between them."""
-    losses: dict[tuple[str, int], list[float]] = defaultdict(list)
+    """A line per preset, the lowest loss without a convolution first."""
+    losses = {}
     for run in runs:
         cell = run.config["model"]["mechanism"], run.config["model"]["overrides"]["conv"]
-        losses[cell].append(math.inf if run.status == "diverged" else run.last("test_loss"))
-    names = sorted({name for name, _ in losses}, key=lambda name: statistics.mean(losses[name, 0]))
+        losses[cell] = math.inf if run.status == "diverged" else run.last("test_loss")
+    names = sorted({name for name, _ in losses}, key=lambda name: losses[name, 0])
     model, lines = runs[0].config["model"]["overrides"], []
     for name in names:
-        cells = " | ".join(loss(losses[name, conv]) for conv in (0, 2))
+        cells = " | ".join(loss(losses.get((name, conv))) for conv in (0, 2))
         lines.append(f"| `{name}` | {cells} | {parameters(name, runs[0]):,} | {state_bytes(name, model)} |")
     return "\n".join([HEAD.format(**about(runs)), *lines, ""])
 
@@ -69,9 +68,9 @@ HEAD = """# Every preset, one recipe
 Made by `python tools/presets.py` from the runs packed here ([the plan](sweep.yaml)).
 
 {steps} steps of {batch} rows of {length} tokens of the corpus `{source}`, width {hidden_size}, {num_hidden_layers} layers,
-{num_attention_heads} heads, learning rate {lr}, {seeds} seeds; {runs} runs of about {seconds:.0f} seconds on one busy thread.
-**All of them are far from trained**, and the learning rate was chosen for none of them: the table shows that every preset trains
-from the command line, how fast it begins, and what it remembers, not which is best. ± is half the difference between the seeds.
+{num_attention_heads} heads, learning rate {lr}, one seed; {runs} runs of about {seconds:.0f} seconds each on one thread of a busy machine.
+**All of them are far from trained**, the learning rate was chosen for none of them, and there is one seed: the table shows that every
+preset trains from the command line, how fast it begins, and what it remembers, not which is best.
 Parameters are those of the whole model without the convolution; the state is one layer's for one sequence, in float32.
 
 | preset | test loss | with conv 2 | parameters | state of a layer |
@@ -82,8 +81,7 @@ def about(runs: list[Run]) -> dict:
     """What all runs have in common, in words and numbers."""
     config = runs[0].config
     seconds = statistics.median(run.last("seconds") for run in runs)
-    counts = {"runs": len(runs), "seeds": len({run.config["seed"] for run in runs}), "seconds": seconds}
-    return config["train"] | config["data"] | config["model"]["overrides"] | counts
+    return config["train"] | config["data"] | config["model"]["overrides"] | {"runs": len(runs), "seconds": seconds}
 
 
 def parameters(mechanism: str, run: Run) -> int:
@@ -96,10 +94,9 @@ def parameters(mechanism: str, run: Run) -> int:
     )
 
 
-def loss(found: list[float]) -> str:
-    """Mean over the seeds, and how far the farthest lies from it."""
-    mean = statistics.mean(found)
-    return f"{mean:.2f} ± {max(abs(x - mean) for x in found):.2f}" if mean < math.inf else "diverged"
+def loss(found: float | None) -> str:
+    """As a cell."""
+    return "not run" if found is None else "diverged" if found == math.inf else f"{found:.2f}"
 
 
 def main() -> int:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from softmax_rnn.backends import delta, flash, flash_decay, moments, powers, scan, tiles
+from softmax_rnn.backends import delta, flash, flash_decay, linear, linear_delta, powers, scan, tiles
 from softmax_rnn.slots import denominators, feature_maps, norms
 
 B, H, T, D = 2, 2, 9, 4
@@ -28,6 +28,11 @@ NO_CLOCK = (None,) * 4
 
 def clocks():
     return tuple(c.clone().requires_grad_() for c in (CLOCK, CLOCK, CHANNELS, CHANNELS))
+
+
+def steep():
+    """Clocks that fall too fast to be split into factors."""
+    return tuple((500 * c).detach().requires_grad_() for c in clocks())
 
 
 def strengths(tokens):
@@ -67,8 +72,8 @@ CASES = {
     ),
     "softmax": (tiles.softmax_tiles, lambda: (*sequences(), *NO_CLOCK, None, None, None, None, True, None)),
     "softmax, everything": (tiles.softmax_tiles, lambda: (*sequences(), *clocks(), x(B, T), LO, HI, KEEP, True, 5.0)),
-    "scan": (scan._operator, lambda: (*sequences(), x(B, 15, 3), *NO_CLOCK, SERIES, 3)),
-    "scan, everything": (scan._operator, lambda: (*sequences(), x(B, 15, 3), *clocks(), SERIES, 3)),
+    "scan": (scan.scan_operator, lambda: (*sequences(), x(B, 15, 3), *NO_CLOCK, SERIES, 3)),
+    "scan, everything": (scan.scan_operator, lambda: (*sequences(), x(B, 15, 3), *clocks(), SERIES, 3)),
     "delta, tiles": (
         delta._tiles_operator,
         lambda: (x(B, T, D), x(B, T, 3), strengths(T), None, None, None, None, SERIES, None, None, 0.5),
@@ -78,15 +83,34 @@ CASES = {
         lambda: (x(B, T, D), x(B, T, 3), strengths(5), *clocks()[1:3], x(B, T), LO[:, 4:], [], None, 5.0, 0.5),
     ),
     "delta, scan": (
-        delta._scan_operator,
+        delta.delta_operator,
         lambda: (x(B, T, D), x(B, T, 3), strengths(T), x(B, 15, 3), None, None, SERIES, 0.5, 3),
     ),
     "delta, scan, everything": (
-        delta._scan_operator,
+        delta.delta_operator,
         lambda: (x(B, T, D), x(B, T, 3), strengths(T), x(B, 15, 3), *clocks()[1:3], SERIES, 0.5, 3),
     ),
-    "write": (moments._write_operator, lambda: (x(B, T, D), x(B, T, 3), SERIES)),
-    "read": (moments._read_operator, lambda: (x(B, T, D), x(B, 15, 3), SERIES)),
+    "linear": (linear.scan_operator, lambda: (*sequences(), x(B, D, 3), *NO_CLOCK, 3)),
+    "linear, everything": (linear.scan_operator, lambda: (*sequences(), x(B, D, 3), *clocks(), 3)),
+    "linear, steep": (linear.scan_operator, lambda: (*sequences(), x(B, D, 3), *steep(), 3)),
+    "linear delta": (
+        linear_delta.delta_operator,
+        lambda: (*sequences(), strengths(T), x(B, D, 3), *NO_CLOCK, 0.5, 3),
+    ),
+    "linear delta, tokens": (
+        linear_delta.delta_operator,
+        lambda: (*sequences(), strengths(T), x(B, D, 3), *clocks()[:2], None, None, 0.5, 3),
+    ),
+    "linear delta, everything": (
+        linear_delta.delta_operator,
+        lambda: (*sequences(), strengths(T), x(B, D, 3), *clocks(), 0.5, 3),
+    ),
+    "linear delta, steep": (
+        linear_delta.delta_operator,
+        lambda: (*sequences(), strengths(T), x(B, D, 3), *steep(), 0.5, 3),
+    ),
+    "write": (powers.write_operator, lambda: (x(B, T, D), x(B, T, 3), SERIES)),
+    "read": (powers.read_operator, lambda: (x(B, T, D), x(B, 15, 3), SERIES)),
     "l2": (norms._l2_operator, lambda: (x(B, H, T, D),)),
     "l2, heads last": (norms._l2_operator, lambda: (heads_last(B, H, T, D),)),
     "elu + 1": (feature_maps.elu_plus_one, lambda: (x(B, H, T, D),)),
@@ -114,13 +138,12 @@ def test_operator_equals_its_plain_version(case):
     ]
     leaves = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
     results = []
-    for function in (operator, operator.plain):
-        out = function(*args)
-        out = out if isinstance(out, tuple) else (out,)
+    made = [out if isinstance(out, tuple) else (out,) for out in (operator.plain(*args), operator(*args))]
+    for out in (found[: len(made[0])] for found in made):  # an operator may keep more for its backward pass
         weigh = [torch.linspace(1, 2, o.numel(), dtype=o.dtype).reshape(o.shape) for o in out]
         total = sum((o * w).sum() for o, w in zip(out, weigh, strict=True) if o.requires_grad)
         results.append((*out, *torch.autograd.grad(total, leaves)))
-    for have, want in zip(*results, strict=True):
+    for want, have in zip(*results, strict=True):
         if have.shape == (B, T, 3):  # what lies under the padding gets a gradient that its mask, outside, makes 0
             have, want = have * KEEP[..., None], want * KEEP[..., None]
         torch.testing.assert_close(have, want, rtol=1e-9, atol=1e-9)

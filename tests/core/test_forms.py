@@ -185,9 +185,9 @@ def test_slope_at_the_clamp(name):
 
 
 def test_states_of_many_heads_are_made_in_parts(monkeypatch):
-    from softmax_rnn.backends import scan
+    from softmax_rnn.backends import chunks
 
     problem = Problem(options={"segment_ids": torch.arange(13)[None].expand(2, -1) // 5})
     expected = outputs_and_gradients("taylor3_norm", problem, "chunked")
-    monkeypatch.setattr(scan, "LARGEST", 1)
+    monkeypatch.setattr(chunks, "LARGEST", 1)
     assert_same(outputs_and_gradients("taylor3_norm", problem, "chunked"), expected, 1e-12)

@@ -187,3 +187,11 @@ def test_errors_are_one_clear_sentence(make, words):
 
 def test_a_mechanism_error_is_a_value_error():
     assert issubclass(sr.MechanismError, ValueError)
+
+
+def test_near_says_why_it_has_neither_decay_nor_the_delta_rule():
+    near = sr.mechanism("near2")
+    with pytest.raises(sr.MechanismError, match="Near has no decay: it is for far keys"):
+        dataclasses.replace(near, decay="token")
+    with pytest.raises(sr.MechanismError, match="Near has no delta rule: near weights are kept as exponents"):
+        dataclasses.replace(near, denominator=sr.Unnormalised(), norm="l2", update="delta")

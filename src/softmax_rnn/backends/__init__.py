@@ -13,9 +13,10 @@ An implementation belongs to a backend, ``torch``, ``flex`` or ``triton``: ``att
     flash_decay.py   the same with token decay
     triton/       the primitives as kernels for NVIDIA cards
     flex.py       the first two by FlexAttention, where weights are positive
-    scan.py       the third primitive; moments.py, powers.py the Kronecker features it uses; channel.py scores under channel decay
+    chunks.py     the third primitive: order 1 in linear.py and linear_delta.py, every order in scan.py
     delta.py      what the delta rule writes, in tiles and in chunks
-    weights.py    the weight and its slope for a tile of scores
+    powers.py     Kronecker features and moments
+    scores.py     scores under channel decay, weights and their slopes, for a tile
 """
 
 from __future__ import annotations
@@ -31,12 +32,11 @@ from torch import Tensor
 from ..context import Context
 from ..errors import MechanismError
 from . import triton
-from .delta import delta_scan
+from .chunks import Sequences, delta_scan, scan
 from .flash import flash_lse
 from .flash_decay import flash_decay_lse
 from .flex import flex_lse
 from .operators import transformed
-from .scan import scan
 from .tiles import softmax_tiles, weighted_tiles
 
 BACKENDS = ("auto", "torch", "flex", "triton")
@@ -275,11 +275,10 @@ def _tiles_weighted(call: WeightedCall) -> tuple[Tensor, Tensor | None]:
 
 
 def _chunks(call: ScanCall) -> tuple[Tensor, Tensor]:
-    v = call.v
-    if call.beta is not None:  # first what is written, then the sums
-        c, a = (None if x is None else x[1] for x in (call.clock, call.channels))
-        v = delta_scan(call.k, v, call.beta, call.state, c, a, call.coefficients, call.scale, call.chunk_size)
-    return scan(call.q, call.k, v, call.state, call.coefficients, call.chunk_size, call.clock, call.channels)
+    x = Sequences(call.q, call.k, call.v, call.state, call.clock, call.channels)
+    if call.beta is None:
+        return scan(x, call.coefficients, call.chunk_size)
+    return delta_scan(x, call.beta, call.coefficients, call.scale, call.chunk_size)
 
 
 def _never(call: Any) -> None:

@@ -25,12 +25,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .dense import _log_decay, _scores, _seen, weight
-from .moments import Features
 from .operators import operator
-from .powers import symmetric_dim, symmetric_powers
-from .scan import LARGEST, _Block, _blocks, _Clocks, default_chunk
+from .powers import Features, symmetric_dim, symmetric_powers
+from .scan import _Block, _blocks, _Clocks
+from .scores import weights, weights_and_slopes
 from .tiles import _Call, _cap_, _Tile
-from .weights import weights, weights_and_slopes
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 
@@ -316,34 +315,7 @@ def delta_scan_plain(
     return torch.cat(us, 1), torch.cat(ps, 1), torch.cat(inverses, 1)
 
 
-_scan_operator = operator(
+delta_operator = operator(
     "delta_scan", _scan, _scan_backward, plain=delta_scan_plain, constants=2,
     fake=lambda k, v, *o: (torch.empty_like(v), torch.empty_like(v), v.new_empty(*v.shape[:2], o[-1])),
 )  # fmt: skip
-
-
-def delta_scan(
-    k: Tensor, v: Tensor, b: Tensor, state: Tensor, c: Tensor | None, a: Tensor | None,
-    coefficients: Sequence[float], scale: float, chunk: int | None = None,
-) -> Tensor:  # fmt: skip
-    """k (N, T, D), v (N, T, E), b (N, T), state (N, rows, E) -> u (N, T, E).
-
-    Clocks c (N, T) and a (N, T, D); the state stands at time 0.
-    """
-    T = k.shape[1]
-    if v.numel() == 0:
-        return v
-    chunk = chunk or default_chunk(state.shape[1])
-    exporting = torch.compiler.is_exporting()  # as in ``scan``
-    chunk = chunk if exporting else min(chunk, T)
-    pad = chunk - T % chunk if exporting else -T % chunk
-    if exporting or pad:  # b = 0 writes nothing, and the clock stands still
-        k, v, b = F.pad(k, (0, 0, 0, pad)), F.pad(v, (0, 0, 0, pad)), F.pad(b, (0, pad))
-        c, a = (None if x is None else torch.cat([x, x[:, -1:].expand(-1, pad, *x.shape[2:])], 1) for x in (c, a))
-    tensors = [None if x is None else x.contiguous() for x in (k, v, b, state, c, a)]
-    step = max(1, LARGEST // (state.shape[1] * chunk))
-    parts = [
-        _scan_operator(*(None if x is None else x[n : n + step] for x in tensors), list(coefficients), scale, chunk)[0]
-        for n in range(0, len(k), step)
-    ]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts))[:, :T]

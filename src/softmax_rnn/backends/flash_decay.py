@@ -1,14 +1,18 @@
-"""``softmax_lse`` with token decay on the CPU: torch's flash kernel with one more key channel.
+"""``softmax_lse`` with token decay on the CPU: torch's flash kernel with a bias on each key.
 
-    softmax_s( scale q_t . k_s + c_t - c_s ) = softmax_s( scale [q_t, 1] . [k_s, (r - c_s) / scale] )        lse_t += c_t - r
+    softmax_s( scale q_t . k_s + c_t - c_s ) = softmax_s( scale q_t . k_s + (r - c_s) )        lse_t += c_t - r
 
-for any time r: what belongs to the query cancels in the softmax. One call would do, but for two things. c over a long sequence is too
-large for float32, and weights between e^-87 and e^-103 are denormal numbers, which make the kernel several times slower. So queries go in
-blocks, r is the clock at the beginning of the block, and keys that have faded for a whole block are not visited; inside a block a faded key
-gets a score so low that its weight is 0. A key has faded when its decay is below e^-30 even if its score were the highest that |q| and |k|
-allow and all others the lowest.
+for any time r: what belongs to the query cancels in the softmax. The kernel adds a bias per key at no cost. What forbids a single call is
+that c over a long sequence is too large for float32, and that weights between e^-87 and e^-103 are denormal numbers, which make the kernel
+several times slower. So queries go in blocks within which the clock falls by at most ``CALM``, and r is the clock at the beginning of the
+block. A block is two calls, its own keys in causal order and the keys before it, joined by their log-sum-exps. Keys that have faded for the
+whole block are not visited, and those that have faded for a head alone get a score so low that their weight is 0. A key has faded when its
+weight cannot reach e^-``FADED`` of its row, whatever its direction.
 
-Where the clock falls by more than 60 within a block, the extra channel is too coarse, and the tiles compute it all.
+Backward, both calls are given the log-sum-exp of the whole row, so their gradients just add. The kernel has no gradient for a bias; it is
+that of one more key channel, which every query reads with a 1.
+
+Where the clock falls too fast even for small blocks, and where documents or a window cut the rows, the tiles compute it all.
 """
 
 from __future__ import annotations
@@ -25,69 +29,81 @@ from .flash import _backward, _forward, _with_lse_gradient
 from .operators import operator
 from .tiles import _softmax, _softmax_backward
 
-ROWS = 256  # queries per block
-STEEP = 60.0  # how far the clock may fall within a block
-FADED = 30.0
+ROWS = (512, 256, 128, 64, 32)  # queries per block, the most that stay calm
+CALM = 32.0  # how far the clock may fall within a block
+FADED = {torch.float32: 20.0, torch.float64: 40.0}
 GONE = -1e5  # a score whose exponential is 0
-PAD = 8  # channels added, so that rows stay aligned
+PAD = 8  # channels added in the backward pass, so that rows stay aligned
 
 
-class _Block(NamedTuple):
-    """Some queries, the keys they see, the extra channel of those keys (B, Hkv, J), the shift of lse (B, Hkv, R), and the mask."""
+class _Part(NamedTuple):
+    """Some queries, keys they see (all of them, or in causal order), the bias of those keys (B, H, 1, J), and c_t - r (B, H, R)."""
 
     queries: slice
     keys: slice
-    channel: Tensor
+    causal: bool
+    bias: Tensor
     shift: Tensor
-    mask: Tensor | None  # None: plain causal order
 
 
-def _blocks(
-    q: Tensor, k: Tensor, clock: Tensor, keep: Tensor | None, lo: Tensor | None, hi: Tensor | None, scale: float
-) -> Iterator[_Block]:
-    Tq, Tk = q.shape[2], k.shape[2]
-    offset = Tk - Tq
-    if (
-        lo is None and keep is None and not offset and bool((clock[:, :, 0] - clock[:, :, -1]).max() < STEEP)
-    ):  # one call does it
-        fall = clock[:, :, :1] - clock
-        yield _Block(slice(0, Tq), slice(0, Tk), fall.to(q.dtype) / scale, (-fall).to(q.dtype), None)
-        return
-    spread = (
-        2 * abs(scale) * float(torch.linalg.vector_norm(q, dim=-1).max() * torch.linalg.vector_norm(k, dim=-1).max())
-    )
-    for i in range(0, Tq, ROWS):
-        rows = slice(i, min(Tq, i + ROWS))
-        now = clock[:, :, offset + i : offset + rows.stop]
-        begin = clock[:, :, offset + i, None]
-        fall = begin - clock[:, :, : offset + rows.stop]  # negative for the past
-        alive = fall > -(FADED + spread)
-        first = int((~alive).sum(-1).min()) if lo is None else max(int((~alive).sum(-1).min()), int(lo[:, rows].min()))
-        keys = slice(first, offset + rows.stop)
-        channel = fall[..., keys].masked_fill(~alive[..., keys], GONE).to(q.dtype) / scale
-        j = torch.arange(keys.start, keys.stop, device=q.device)
-        t = torch.arange(offset + i, offset + rows.stop, device=q.device)
-        mask = (j <= t[:, None])[None]
-        if lo is not None and hi is not None:
-            mask = (j >= lo[:, rows, None]) & (j < hi[:, rows, None])
+def _rows(clock: Tensor, queries: int) -> int | None:
+    """How many queries make a block; None if too few would be calm."""
+    now = clock[:, :, clock.shape[2] - queries :]
+    for rows in (queries, *(r for r in ROWS if r < queries)):
+        begins = now[:, :, ::rows]
+        ends = torch.cat([now[:, :, rows - 1 :: rows], now[:, :, -1:]], 2)[:, :, : begins.shape[2]]
+        if bool((begins - ends).max() <= CALM):
+            return rows
+    return None
+
+
+def _reach(q: Tensor, k: Tensor, clock: Tensor, keep: Tensor | None, scale: float) -> Tensor:
+    """By how much a key's score can lie above the log-sum-exp of a query, without decay: (B, Hkv, Tq)."""
+    group, offset = q.shape[1] // k.shape[1], k.shape[2] - q.shape[2]
+    longest = torch.linalg.vector_norm(k, dim=-1).amax(-1)[..., None, None]
+    highest = torch.linalg.vector_norm(q, dim=-1).unflatten(1, (-1, group)) * longest * scale
+    if keep is not None:  # its own key may be padding; the newest that is not has not faded
+        return 2 * highest.amax(2)
+    own = (q.unflatten(1, (-1, group)) * k[:, :, None, offset:]).sum(-1) * scale
+    return (highest - own).amax(2)
+
+
+def _parts(
+    q: Tensor, k: Tensor, clock: Tensor, keep: Tensor | None, scale: float, rows: int
+) -> Iterator[tuple[_Part, ...]]:
+    """For each block of queries one part, or its own keys and those before."""
+    group, Tq, offset = q.shape[1] // k.shape[1], q.shape[2], k.shape[2] - q.shape[2]
+    one = rows >= Tq and not offset
+    reach = None if one else _reach(q, k, clock, keep, scale)
+
+    def part(queries: slice, keys: slice, causal: bool, begin: Tensor, least: Tensor | None) -> _Part:
+        bias = begin - clock[:, :, keys]
+        if least is not None:
+            bias.masked_fill_(bias < least, GONE)
         if keep is not None:
-            mask = mask & keep[:, None, keys]
-        bias = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill_(~mask, -torch.inf)[:, None]
-        yield _Block(rows, keys, channel, (now - begin).to(q.dtype), bias)
+            bias.masked_fill_(~keep[:, None, keys], GONE)
+        now = clock[:, :, offset + queries.start : offset + queries.stop]
+        wide = (x.to(q.dtype).repeat_interleave(group, 1) for x in (bias, now - begin))
+        bias, shift = wide
+        return _Part(queries, keys, causal, bias[:, :, None], shift)
+
+    for i in range(0, Tq, rows):
+        queries = slice(i, min(Tq, i + rows))
+        own, begin = slice(offset + i, offset + queries.stop), clock[:, :, offset + i, None]
+        parts = [part(queries, own, True, begin, None)]
+        if reach is not None and own.start:
+            now = clock[:, :, own] - begin
+            least = -(reach[:, :, queries] + now).amax(-1, keepdim=True) - FADED[q.dtype]
+            alive = (begin - clock[:, :, : own.start]) >= least
+            first = int((~alive).sum(-1).min())
+            if first < own.start:
+                parts.append(part(queries, slice(first, own.start), False, begin, least))
+        yield tuple(parts)
 
 
-def _steep(q: Tensor, clock: Tensor) -> bool:
-    ends = clock[:, :, clock.shape[2] - q.shape[2] :]
-    falls = [ends[:, :, i] - ends[:, :, min(i + ROWS, ends.shape[2]) - 1] for i in range(0, ends.shape[2], ROWS)]
-    return bool(torch.stack(falls).max() > STEEP)
-
-
-def _extended(x: Tensor, extra: Tensor | float | None) -> Tensor:
-    """x with ``PAD`` more channels, the first of them ``extra``."""
-    x = F.pad(x, (0, PAD))
-    if extra is not None:
-        x[..., -PAD] = extra
-    return x
+def _seen(keep: Tensor | None, queries: int) -> Tensor | None:
+    """(B, 1, Tq): does a query see any key? None if all do."""
+    return None if keep is None else (keep.cumsum(1) > 0)[:, None, keep.shape[1] - queries :]
 
 
 def _grouped(
@@ -113,56 +129,77 @@ def _decayed(
     q: Tensor, k: Tensor, v: Tensor, clock: Tensor, keep: Tensor | None, lo: Tensor | None, hi: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     B, H, Tq, _ = q.shape
-    if _steep(q, clock):
+    rows = _rows(clock, Tq) if lo is None else None
+    if rows is None:
         out, lse = _softmax(*_grouped(q, k, v, clock, keep, lo, hi, scale))
         return out.reshape(B, H, Tq, -1), lse.reshape(B, H, Tq)
-    out, lse = torch.zeros_like(q), q.new_zeros(B, H, Tq)
-    group = H // k.shape[1]
-    for b in _blocks(q, k, clock, keep, lo, hi, scale):
-        q_, k_ = _extended(q[:, :, b.queries], 1.0), _extended(k[:, :, b.keys], b.channel)
-        v_, causal = _extended(v[:, :, b.keys], None), b.mask is None
-        o, s = _forward(q_, k_, v_, 0.0, causal, attn_mask=b.mask, scale=scale)
-        out[:, :, b.queries] = o[..., : q.shape[-1]]
-        s = s + b.shift.repeat_interleave(group, 1)
-        # A row that sees nothing has lse 0.
-        lse[:, :, b.queries] = s if b.mask is None else torch.where((b.mask > -1).any(-1), s, torch.zeros_like(s))
-    return out, lse
+    out, lse = torch.empty_like(q), q.new_empty(B, H, Tq)
+    for parts in _parts(q, k, clock, keep, scale, rows):
+        found = [
+            _forward(q[:, :, p.queries], k[:, :, p.keys], v[:, :, p.keys], 0.0, p.causal, attn_mask=p.bias, scale=scale)
+            for p in parts
+        ]
+        (o, s), at = found[0], parts[0].queries
+        if len(found) > 1:
+            (o2, s2), own = found[1], s
+            s = torch.logaddexp(own, s2)
+            o = o * (own - s).exp_()[..., None] + o2 * (s2 - s).exp_()[..., None]
+        out[:, :, at], lse[:, :, at] = o, s + parts[0].shift
+    seen = _seen(keep, Tq)
+    return (out, lse) if seen is None else (out.mul_(seen[..., None]), lse.masked_fill_(~seen, 0.0))
+
+
+def _extended(x: Tensor, extra: float = 0.0) -> Tensor:
+    """x with ``PAD`` more channels, the first of them ``extra``."""
+    x = F.pad(x, (0, PAD))
+    x[..., -PAD] = extra
+    return x
 
 
 def _decayed_backward(
     grad: Tensor | None, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, clock: Tensor, keep: Tensor | None,
     lo: Tensor | None, hi: Tensor | None, scale: float, out: Tensor, lse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    B, H, Tq, D = q.shape
-    Hkv, group = k.shape[1], H // k.shape[1]
     grad = torch.zeros_like(out) if grad is None else grad
-    if _steep(q, clock):
-        shape = (B * Hkv, group, Tq, -1)
-        ends: list[Any] = [x.reshape(shape) for x in (out, lse)]
-        given: list[Any] = [grad.reshape(shape), None if dlse is None else dlse.reshape(shape)]
-        dq, dk, dv, dcq, dck, *_ = _softmax_backward(*given, *_grouped(q, k, v, clock, keep, lo, hi, scale), *ends)
-        assert dcq is not None
-        assert dck is not None
-        dclock = dck.reshape(clock.shape)
-        dclock[:, :, clock.shape[2] - Tq :] += dcq.reshape(B, Hkv, Tq)
-        return dq.reshape(q.shape) * scale, dk.reshape(k.shape), dv.reshape(v.shape), dclock
-    if dlse is not None:
-        out = _with_lse_gradient(out, grad, dlse)
-    dq, dk, dv, dclock = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(clock)
-    for b in _blocks(q, k, clock, keep, lo, hi, scale):
-        q_, k_ = _extended(q[:, :, b.queries], 1.0), _extended(k[:, :, b.keys], b.channel)
-        v_ = _extended(v[:, :, b.keys], None)
-        g, o = (_extended(x[:, :, b.queries], None) for x in (grad, out))
-        s = lse[:, :, b.queries] - b.shift.repeat_interleave(group, 1)
-        a, c, e = _backward(g, q_, k_, v_, o, s, 0.0, b.mask is None, attn_mask=b.mask, scale=scale)
-        dq[:, :, b.queries] = a[..., :D]
-        dk[:, :, b.keys] += c[..., :D]
-        dv[:, :, b.keys] += e[..., :D]
-        dclock[:, :, b.keys] -= c[..., D] / scale
-        if dlse is not None:  # lse_t has c_t in it, unless the row sees nothing
-            shifted = dlse[:, :, b.queries] if b.mask is None else dlse[:, :, b.queries] * (b.mask > -1).any(-1)
-            dclock[:, :, k.shape[2] - Tq :][:, :, b.queries] += shifted.unflatten(1, (Hkv, group)).sum(2)
+    rows = _rows(clock, q.shape[2]) if lo is None else None
+    if rows is None:
+        return _tiles_backward(grad, dlse, q, k, v, clock, keep, lo, hi, scale, out, lse)
+    Tq, D, group = q.shape[2], q.shape[-1], q.shape[1] // k.shape[1]
+    out = out if dlse is None else _with_lse_gradient(out, grad, dlse)
+    wide = _extended(q, 1.0), _extended(k), _extended(v), _extended(grad), _extended(out)
+    dq, dk, dv, dclock = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(clock)
+    for p in (p for parts in _parts(q, k, clock, keep, scale, rows) for p in parts):
+        Q, G, O = (x[:, :, p.queries] for x in (wide[0], wide[3], wide[4]))
+        s = lse[:, :, p.queries] - p.shift
+        a, b, c = _backward(
+            G, Q, wide[1][:, :, p.keys], wide[2][:, :, p.keys], O, s, 0.0, p.causal, attn_mask=p.bias, scale=scale
+        )
+        dq[:, :, p.queries] += a[..., :D]
+        dk[:, :, p.keys] += b[..., :D]
+        dv[:, :, p.keys] += c[..., :D]
+        dclock[:, :, p.keys].sub_(b[..., D], alpha=1 / scale)
+    if dlse is not None:  # lse_t has c_t in it, unless the row sees nothing
+        seen = _seen(keep, Tq)
+        shifted = dlse if seen is None else dlse * seen
+        dclock[:, :, k.shape[2] - Tq :] += shifted.unflatten(1, (-1, group)).sum(2)
     return dq, dk, dv, dclock
+
+
+def _tiles_backward(
+    grad: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, clock: Tensor, keep: Tensor | None,
+    lo: Tensor | None, hi: Tensor | None, scale: float, out: Tensor, lse: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    B, Hkv, _ = clock.shape
+    Tq = q.shape[2]
+    shape = (B * Hkv, q.shape[1] // Hkv, Tq, -1)
+    ends: list[Any] = [x.reshape(shape) for x in (out, lse)]
+    given: list[Any] = [grad.reshape(shape), None if dlse is None else dlse.reshape(shape)]
+    dq, dk, dv, dcq, dck, *_ = _softmax_backward(*given, *_grouped(q, k, v, clock, keep, lo, hi, scale), *ends)
+    assert dcq is not None
+    assert dck is not None
+    dclock = dck.reshape(clock.shape)
+    dclock[:, :, clock.shape[2] - Tq :] += dcq.reshape(B, Hkv, Tq)
+    return dq.reshape(q.shape) * scale, dk.reshape(k.shape), dv.reshape(v.shape), dclock
 
 
 def _plain(

@@ -21,14 +21,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from . import channel
-from .moments import Features, exponents
 from .operators import operator
-from .powers import symmetric_dim, symmetric_powers
-from .weights import weights, weights_and_slopes
+from .powers import Features, exponents, symmetric_dim, symmetric_powers
+from .scores import inside, inside_backward, weights, weights_and_slopes
 
 LARGEST = 2**26  # numbers in the features of one chunk
 AT_ONCE = 2**21  # numbers of query features made at once: bounds memory, and large enough to keep the cores busy
@@ -143,14 +140,14 @@ class _Block:
         """(M, G * C, C)."""
         if self.qa is None:
             return torch.bmm(rows, keys.mT)
-        return channel.inside(rows.unflatten(1, (self.group, -1)), keys, self.aq, self.ak).flatten(1, 2)
+        return inside(rows.unflatten(1, (self.group, -1)), keys, self.aq, self.ak).flatten(1, 2)
 
     def scores_backward(self, dx: Tensor, rows: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of rows and keys."""
         if self.qa is None:
             return torch.bmm(dx, keys), torch.bmm(dx.mT, rows)
         split = (self.group, -1)
-        dq, dk = channel.inside_backward(dx.unflatten(1, split), rows.unflatten(1, split), keys, self.aq, self.ak)
+        dq, dk = inside_backward(dx.unflatten(1, split), rows.unflatten(1, split), keys, self.aq, self.ak)
         return dq.flatten(1, 2), dk
 
     def fade_(self, w: Tensor) -> Tensor:
@@ -262,41 +259,10 @@ def _scan_backward(
     return dq, dk, dv, dstate / phi.root, dcq, dck, daq, dak
 
 
-_operator = operator(
+scan_operator = operator(
     "scan", _scan, _scan_backward, plain=scan_plain,
     fake=lambda q, k, v, state, *_: (q.new_empty(*q.shape[:3], v.shape[-1]), torch.empty_like(state)),
 )  # fmt: skip
-
-
-def scan(
-    q: Tensor, k: Tensor, v: Tensor, state: Tensor, coefficients: Sequence[float], chunk: int | None = None,
-    clock: tuple[Tensor, Tensor] | None = None, channels: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """q (N, G, T, D), k (N, T, D), v (N, T, E), state (N, rows, E) -> output (N, G, T, E) and the state after. T = 0 is allowed.
-
-    ``clock`` and ``channels``: the clocks of queries and keys, (N, T) and (N, T, D) in float64; the state stands at time 0.
-    """
-    T = q.shape[2]
-    if q.numel() == 0:
-        return q.new_zeros(*q.shape[:3], v.shape[-1]) + q.sum() * 0, state
-    chunk = chunk or default_chunk(state.shape[1], q.shape[1])
-    exporting = torch.compiler.is_exporting()  # then T may be any length, and no decision may depend on it
-    chunk = chunk if exporting else min(chunk, T)
-    clocks = [*(clock or (None, None)), *(channels or (None, None))]
-    pad = chunk - T % chunk if exporting else -T % chunk
-    if exporting or pad:  # zero values write nothing, and the clock stands still; the padded outputs are cut off
-        q, k, v = (F.pad(x, (0, 0, 0, pad)) for x in (q, k, v))
-        clocks = [None if x is None else torch.cat([x, x[:, -1:].expand(-1, pad, *x.shape[2:])], 1) for x in clocks]
-    tensors = [None if x is None else x.contiguous() for x in (q, k, v, state, *clocks)]
-    # The features of one chunk of these sequences at a time: bounds the memory of large states.
-    step = max(1, LARGEST // (q.shape[1] * state.shape[1] * chunk))
-    parts = [
-        _operator(*(None if x is None else x[n : n + step] for x in tensors), list(coefficients), chunk)
-        for n in range(0, len(q), step)
-    ]
-    out, state = parts[0] if len(parts) == 1 else (torch.cat(x) for x in zip(*parts, strict=True))
-    out = out[:, :, :T]
-    return out.contiguous() if exporting else out, state
 
 
 def default_chunk(rows: int, group: int = 1) -> int:

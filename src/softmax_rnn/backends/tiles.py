@@ -3,9 +3,10 @@
     weighted_sum   A_t = sum_s D_ts w(x_ts) v_s     Z_t = sum_s D_ts w(x_ts)       w a polynomial, or exp, of min(x, limit)
     softmax_lse    O_t = sum_s p_ts v_s             p = softmax_s( cap(x_ts) - bias_s + log D_ts )       and its log-sum-exp
 
-For a block of queries the scores against all keys they see are made, turned into weights in place, and used at once. Nothing but the
-inputs and outputs is kept for the backward pass, which makes the weights again; the derivative of a polynomial is another one (for a Taylor
-series the one of an order less), never N score matrices on autograd's tape. Keys whose decay has ended (exp gives 0) are not visited.
+For a block of queries the scores against the keys they see (of a weighted sum: some of these at a time) are made, turned into weights in
+place, and used at once. Nothing but the inputs and outputs is kept for the backward pass, which makes the weights again; the derivative of
+a polynomial is another one (for a Taylor series the one of an order less), never N score matrices on autograd's tape. Keys whose decay has
+ended (exp gives 0) are not visited.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from . import channel
+from . import scores
 from .dense import softmax_dense, weighted_dense
 from .operators import operator
-from .weights import weights, weights_and_slopes
+from .scores import weights, weights_and_slopes
 
 ROWS = 128  # queries per tile
+KEYS = 512  # keys per tile of a weighted sum on the CPU: the scores of one sequence stay in the cache of a core
 BUDGET = {"cpu": 2**20, "default": 2**26}  # scores per tile: about the cache of a core, or what keeps a GPU busy
 
 
@@ -30,6 +32,22 @@ class _Tile:
     def __init__(self, call: _Call, n: slice, i: slice, j: slice, past: int, mask: Tensor | None, where: slice) -> None:
         self.call, self.n, self.i, self.j, self.past = call, n, i, j, past
         self.mask, self.where = mask, where  # (n or 1, 1, R, columns of ``where``): True = seen
+
+    def split(self, keys: int) -> Iterator[_Tile]:
+        """The same by parts of the keys; a mask that is for the last keys alone goes with these."""
+        for first in range(self.j.start, max(self.j.stop, self.j.start + 1), keys):
+            j = slice(first, min(self.j.stop, first + keys))
+            past = min(max(self.j.start + self.past - first, 0), j.stop - first)
+            if self.mask is None or self.where == slice(None):
+                mask = None if self.mask is None else self.mask[..., first - self.j.start : j.stop - self.j.start]
+                yield _Tile(self.call, self.n, self.i, j, past, mask, slice(None))
+                continue
+            own = self.j.stop - self.mask.shape[-1]  # the first key of the mask
+            if j.stop <= own:
+                yield _Tile(self.call, self.n, self.i, j, past, None, slice(None))
+            else:
+                mask = self.mask[..., max(first - own, 0) : j.stop - own]
+                yield _Tile(self.call, self.n, self.i, j, past, mask, slice(max(own - first, 0), None))
 
     def clock(self) -> Tensor | None:
         """log D (n, R, J), or None."""
@@ -45,28 +63,25 @@ class _Tile:
         if c.aq is None or c.ak is None:
             return torch.bmm(q.flatten(1, 2), k.mT)
         aq, ak, p = c.aq[self.n, self.i], c.ak[self.n, self.j], self.past
-        parts = [channel.before(q, k[:, :p], aq, ak[:, :p])] if p else []
-        parts += [channel.inside(q, k[:, p:], aq, ak[:, p:])] if p < k.shape[1] else []
+        parts = [scores.before(q, k[:, :p], aq, ak[:, :p])] if p else []
+        parts += [scores.inside(q, k[:, p:], aq, ak[:, p:])] if p < k.shape[1] else []
         return torch.cat(parts, -1).flatten(1, 2)
 
     def scores_backward(self, dx: Tensor, dq: Tensor, dk: Tensor) -> None:
-        """Put the gradients of q and k in their places."""
+        """Add the gradients of q and k to those there are."""
         c = self.call
         q, k = c.q[self.n, :, self.i], c.k[self.n, self.j]
         split = (q.shape[1], -1)
         if c.aq is None or c.ak is None:
-            dq[self.n, :, self.i] = torch.bmm(dx, k).unflatten(1, split)
+            add_product(dq[self.n, :, self.i], dx, k)
             dk[self.n, self.j].baddbmm_(dx.mT, q.flatten(1, 2))
             return
         aq, ak, p, dx = c.aq[self.n, self.i], c.ak[self.n, self.j], self.past, dx.unflatten(1, split)
-        total = torch.zeros_like(q)
-        if p:
-            a, b = channel.before_backward(dx[..., :p], q, k[:, :p], aq, ak[:, :p])
-            total, dk[self.n, self.j][:, :p] = total + a, dk[self.n, self.j][:, :p] + b
-        if p < k.shape[1]:
-            a, b = channel.inside_backward(dx[..., p:], q, k[:, p:], aq, ak[:, p:])
-            total, dk[self.n, self.j][:, p:] = total + a, dk[self.n, self.j][:, p:] + b
-        dq[self.n, :, self.i] = total
+        for part, backward in ((slice(0, p), scores.before_backward), (slice(p, None), scores.inside_backward)):
+            if k[:, part].shape[1]:
+                a, b = backward(dx[..., part], q, k[:, part], aq, ak[:, part])
+                dq[self.n, :, self.i] += a
+                dk[self.n, self.j][:, part] += b
 
     def fade_(self, w: Tensor, group: int) -> Tensor:
         """Weights (n, G * R, J) times D, 0 for what is not seen."""
@@ -103,13 +118,21 @@ class _Call:
         self.q, self.k, self.cq, self.ck, self.aq, self.ak = q, k, cq, ck, aq, ak
         self.lo, self.hi, self.keep, self.causal, self.bias = lo, hi, keep, causal, bias
 
-    def tiles(self, backwards: bool = False) -> Iterator[_Tile]:
-        """All of them, queries inside sequences; forward in time, or backwards."""
+    def split(self) -> Iterator[_Tile]:
+        """All tiles, on the CPU with at most ``KEYS`` keys and one sequence for each thread."""
+        if self.q.device.type != "cpu":
+            yield from self.tiles()
+            return
+        for t in self.tiles(max(2, torch.get_num_threads())):
+            yield from t.split(KEYS)
+
+    def tiles(self, sequences: int | None = None, backwards: bool = False) -> Iterator[_Tile]:
+        """All of them, queries inside sequences; forward in time, or backwards. ``sequences``: in a tile, if not by ``BUDGET``."""
         N, group, Tq, _ = self.q.shape
         Tk = self.k.shape[1]
         offset = Tk - Tq if self.causal else Tk
         budget = BUDGET.get(self.q.device.type, BUDGET["default"])
-        per_tile = max(2, budget // max(1, ROWS * group * Tk))
+        per_tile = sequences or max(2, budget // max(1, ROWS * group * Tk))
         index = torch.arange(ROWS, device=self.q.device)
         triangle = (index[None, :] <= index[:, None])[None, None]
         for n in range(0, N, per_tile):
@@ -149,21 +172,28 @@ def _flat(g: Tensor, t: _Tile) -> Tensor:
     return g[t.n, :, t.i].flatten(1, 2)
 
 
+def add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a (n, G * R, J) times b (n, J, x) to out (n, G, R, x)."""
+    if out.shape[1] == 1:
+        out[:, 0].baddbmm_(a, b)
+    else:
+        out.add_(torch.bmm(a, b).unflatten(1, (out.shape[1], -1)))
+
+
 def _weighted(
     q: Tensor, k: Tensor, v: Tensor, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None,
     lo: Tensor | None, hi: Tensor | None, keep: Tensor | None, causal: bool, coefficients: Sequence[float], limit: float | None,
     with_total: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     group = q.shape[1]
-    out = q.new_empty(*q.shape[:3], v.shape[-1])
-    total = q.new_empty(*q.shape[:3], 1 if with_total else 0)
-    call = _Call(q, k, cq, ck, aq, ak, lo, hi, None, causal)
-    for t in call.tiles():
+    out = q.new_zeros(*q.shape[:3], v.shape[-1])
+    total = q.new_zeros(*q.shape[:3], 1 if with_total else 0)
+    for t in _Call(q, k, cq, ck, aq, ak, lo, hi, None, causal).split():
         w = t.fade_(weights(t.scores(), coefficients, limit), group)
-        out[t.n, :, t.i] = torch.bmm(w, v[t.n, t.j]).unflatten(1, (group, -1))
+        add_product(out[t.n, :, t.i], w, v[t.n, t.j])
         if with_total:
             kept = w.sum(-1, keepdim=True) if keep is None else torch.bmm(w, keep[t.n, t.j, None].to(w.dtype))
-            total[t.n, :, t.i] = kept.unflatten(1, (group, -1))
+            total[t.n, :, t.i] += kept.unflatten(1, (group, -1))
     return out, total
 
 
@@ -176,10 +206,9 @@ def _weighted_backward(
     group = q.shape[1]
     grad = torch.zeros_like(out) if grad is None else grad.contiguous()
     gtotal = None if gtotal is None or not with_total else gtotal.contiguous()
-    dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dones = k.new_zeros(len(k), k.shape[1], 1) if gtotal is not None and cq is not None else None
-    call = _Call(q, k, cq, ck, aq, ak, lo, hi, None, causal)
-    for t in call.tiles():
+    for t in _Call(q, k, cq, ck, aq, ak, lo, hi, None, causal).split():
         g, values = _flat(grad, t), v[t.n, t.j]
         w, slope = weights_and_slopes(t.scores(), coefficients, limit)
         dw = torch.bmm(g, values.mT)
@@ -230,7 +259,7 @@ def _softmax_backward(
     grad = torch.zeros_like(out) if grad is None else grad.contiguous()
     delta = (grad * out).sum(-1, keepdim=True)
     delta = delta if dlse is None else delta - dlse
-    dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dcq, dck = (None, None) if cq is None or ck is None else (torch.zeros_like(cq), torch.zeros_like(ck))
     dbias = None if bias is None else torch.zeros_like(bias)
     for t in _Call(q, k, cq, ck, aq, ak, lo, hi, keep, causal, bias).tiles():

@@ -21,6 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import State, UserError, attention
+from ..nn import Attention as Layer
+from ..slots.presets import mechanism as resolve
 from .measure import Comparison, Work, interleave
 from .ops import DENSE
 
@@ -30,6 +32,7 @@ MECHANISM, HEADS, D, E = "taylor2", 8, 16, 64
 def decode(quick: bool = False) -> Iterator[Comparison]:
     """Steps after more and more tokens: against our own first, and against the cache of the same length."""
     lengths = [16, 64] if quick else [1024, 4096, 16384, 65536]
+    yield from flat(lengths[:3], 2 if quick else 30)
     work, carried = _decoding(lengths)
     t = interleave(work, 2 if quick else 30)
     first = lengths[0]
@@ -46,6 +49,31 @@ def decode(quick: bool = False) -> Iterator[Comparison]:
         yield Comparison.of_times(
             "KV cache step d=64", shape, f"step after {first}", kv, t[f"kv {first}"], None, **more
         )
+
+
+FLAT = ("mamba2", "gla", "gated_deltanet", "near2")
+
+
+def flat(lengths: list[int], repetitions: int) -> Iterator[Comparison]:
+    """Steps of the field's mechanisms with a constant state: as long after many tokens as after few."""
+    for name in FLAT:
+        m = resolve(name)
+        work: dict[str, Work] = {}
+        for T in lengths:
+            layer = Layer(HEADS * E, HEADS, m)
+            with torch.no_grad():
+                x = torch.randn(1, T, HEADS * E)
+                state = layer(x, return_state=True)[1]
+
+            def step(layer: Layer = layer, x: Tensor = x[:, -1:], state: State = state) -> None:
+                with torch.no_grad():
+                    layer(x, state=state, return_state=True)
+
+            work[str(T)] = step
+        t, first = interleave(work, repetitions), str(lengths[0])
+        for T in lengths[1:]:
+            shape = f"a layer of {HEADS} heads of {E}, 1 token after {T}"
+            yield Comparison.of_times(f"{name} step", shape, f"step after {first}", t[str(T)], t[first], 1.2)
 
 
 def _decoding(lengths: list[int]) -> tuple[dict[str, Work], dict[str, int]]:
@@ -74,7 +102,7 @@ def _decoding(lengths: list[int]) -> tuple[dict[str, Work], dict[str, int]]:
 
 def train(quick: bool = False) -> Iterator[Comparison]:
     """The laptop preset (tokens per second; quick: tiny), and steps at length 1,024 with attention by T x T tensors."""
-    preset, steps, rounds = ("tiny", 12, 1) if quick else ("laptop", 40, 3)
+    preset, steps, rounds = ("tiny", 12, 1) if quick else ("laptop", 40, 2)
     for name in ("softmax",) if quick else ("softmax", "norm"):
         m = training_speed(name, preset, steps, rounds)
         note = f"{m.ours:,.0f} tokens/s, waiting for data {m.data_share:.2%} of the time"

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..backends import ScanCall, scan_sums
-from ..backends.moments import read, write
-from ..backends.scan import default_chunk, scan
+from ..backends.chunks import Clocks, Sequences, scan
+from ..backends.powers import read, write
+from ..backends.scan import default_chunk
 from ..context import NEW_DOCUMENT, Context, chunk_clock
 from ..errors import MechanismError
 from ..problem import Problem, Setting, Sums
@@ -25,7 +26,7 @@ from .delta import relative
 from .parallel import attend
 from .reference import near_and_far
 
-Clocks = tuple[Tensor, Tensor] | None  # of queries and keys
+ALIGNED = 8  # columns
 
 
 class Chunked(Form):
@@ -151,11 +152,12 @@ class MomentsCall:
 
     q: Tensor  # (N, G, T, D), scaled
     k: Tensor  # (N, T, D)
-    v: Tensor  # (N, T, E or E + 1)
-    moments: Tensor  # (N, rows, E or E + 1)
+    v: Tensor  # (N, T, E), or with a column of ones and some of zeros
+    moments: Tensor  # (N, rows, as v)
     coefficients: tuple[float, ...]
     shape: tuple[int, int]  # batch, kv heads
     with_sum: bool
+    columns: int  # of v that count
     chunk_size: int | None
     scale: float
     beta: Tensor | None  # (N, T), relative to the weight of a key with itself
@@ -169,11 +171,14 @@ class MomentsCall:
     def sums(self, out: Tensor, queries: int) -> Sums:
         """The output for the last queries, with the sum of weights split off."""
         out = out.reshape(self.shape[0], self.shape[1] * out.shape[1], *out.shape[2:])[:, :, out.shape[2] - queries :]
-        return Sums(out[..., :-1], out[..., -1:], None) if self.with_sum else Sums(out, None, None)
+        if not self.with_sum:
+            return Sums(out, None, None)
+        numerator, total, _ = out.split([self.columns - 1, 1, out.shape[-1] - self.columns], -1)
+        return Sums(numerator, total, None)
 
     def state(self, p: Problem, segment: Tensor | None, moments: Tensor, count: Tensor) -> KroneckerState:
         """The state after these tokens."""
-        moments = moments.reshape(*self.shape, *moments.shape[1:])
+        moments = moments.reshape(*self.shape, *moments.shape[1:])[..., : self.columns]
         return KroneckerState(p.mechanism, p.center, segment, p.tokens, moments, count, self.q.shape[-1])
 
 
@@ -192,18 +197,27 @@ def moments_call(
     H, queries, D = q.shape[1:]
     wide = torch.promote_types(q.dtype, torch.float32)
     q, k, v = (x.to(wide) for x in (q * p.scale, k, v))
-    if with_sum:  # the weighted sum of ones is the sum of weights
-        ones = torch.ones_like(v[..., :1])
-        v = torch.cat([v, ones if keep is None else ones * keep[:, None, :, None]], -1)
-    check_state_size(kernel, D, v.shape[-1], B * Hkv, itemsize=wide.itemsize)
+    columns, room = v.shape[-1] + int(with_sum), 0
+    check_state_size(kernel, D, columns, B * Hkv, itemsize=wide.itemsize)
+    if with_sum:  # the weighted sum of ones is the sum of weights; products of 65 columns are slower than of 72
+        room = -columns % ALIGNED if torch.compiler.is_exporting() or (T > 1 and v.device.type == "cpu") else 0
+        ones = torch.ones_like(v[..., :1]) if keep is None else torch.ones_like(v[..., :1]) * keep[:, None, :, None]
+        v = torch.cat([v, F.pad(ones, (0, room))], -1)
     beta = None if p.beta is None else relative(p.beta, k, kernel, p.scale).to(wide).flatten(0, 1)
-    moments = v.new_zeros(B, Hkv, state_rows(kernel, D), v.shape[-1]) if state is None else state.moments
+    rows = state_rows(kernel, D)
+    moments = (
+        v.new_zeros(B, Hkv, rows, v.shape[-1])
+        if state is None
+        else F.pad(state.moments, (0, room))
+        if room
+        else state.moments
+    )
     if p.causal and queries < T:  # the queries are the last of the tokens
         q = F.pad(q, (0, 0, T - queries, 0))
     q = q.reshape(B * Hkv, H // Hkv, q.shape[2], D)
     k, v, moments = (x.flatten(0, 1) for x in (k, v, moments))
     return MomentsCall(
-        q, k, v, moments, kernel.coefficients or (), (B, Hkv), with_sum, p.chunk_size, p.scale, beta,
+        q, k, v, moments, kernel.coefficients or (), (B, Hkv), with_sum, columns, p.chunk_size, p.scale, beta,
         p.q.dtype, p.backend,
     )  # fmt: skip
 
@@ -239,7 +253,8 @@ def _decayed_count(p: Problem, before: Tensor | None) -> tuple[Tensor, Tensor]:
     clock = chunk_clock(p.clock, p.documents, Hkv)
     assert clock is not None
     zero = torch.zeros_like(ones)
-    out, after = scan(zero[:, None], zero, ones, old.reshape(B * Hkv, 1, 1), (1.0,), None, (clock, clock))
+    x = Sequences(zero[:, None], zero, ones, old.reshape(B * Hkv, 1, 1), (clock, clock))
+    out, after = scan(x, (1.0,))
     count = out.reshape(B, Hkv, T, 1)[:, :, T - queries :].repeat_interleave(group, 1)
     return count, after.reshape(B, Hkv)
 
@@ -247,11 +262,11 @@ def _decayed_count(p: Problem, before: Tensor | None) -> tuple[Tensor, Tensor]:
 def _both_ways(call: MomentsCall, clock: Tensor) -> Tensor:
     """Bidirectional with documents: the keys up to a query in its document, and those after it, one step late in the other direction."""
     q, k, v, c = call.q, call.k, call.v, call.coefficients
-    ahead, _ = scan(q, k, v, call.moments, c, call.chunk_size, (clock, clock))
+    ahead, _ = scan(Sequences(q, k, v, call.moments, (clock, clock)), c, call.chunk_size)
     back = clock[:, -1:] - clock.flip(1)
     late_k, late_v = (F.pad(x.flip(1)[:, :-1], (0, 0, 1, 0)) for x in (k, v))
     late = F.pad(back[:, :-1], (1, 0))
-    behind, _ = scan(q.flip(2), late_k, late_v, call.moments, c, call.chunk_size, (back, late))
+    behind, _ = scan(Sequences(q.flip(2), late_k, late_v, call.moments, (back, late)), c, call.chunk_size)
     return ahead + behind.flip(2)
 
 

@@ -101,8 +101,16 @@ class Mechanism:
             raise MechanismError(
                 "Under the delta rule what is written can cancel, so a sum of weights says nothing: take a vector norm or Unnormalised()."
             )
-        if isinstance(self.kernel, Near) and (self.update == "delta" or self.decay is not None):
-            raise MechanismError("Near has neither decay nor the delta rule: take Exp or a series for those.")
+        if isinstance(self.kernel, Near) and self.update == "delta":
+            raise MechanismError(
+                "Near has no delta rule: near weights are kept as exponents, those of a series are not, so that one cannot be taken from "
+                "the other; take Exp or a series."
+            )
+        if isinstance(self.kernel, Near) and self.decay is not None:
+            raise MechanismError(
+                "Near has no decay: it is for far keys that keep their weight, and its ring and its moments would need a clock each; "
+                "take Exp or a series, whose far keys fade."
+            )
 
     def _check_cancelling(self) -> None:
         if self.norm is None:
