@@ -246,9 +246,12 @@ def finished(found: dict) -> int:
 
 
 def recall() -> str:
-    """The drawing of recall against memory, where it has been run."""
-    drawing = ROOT / "results/recall/recall.svg"
-    return f"![Recall against the size of the state]({drawing.relative_to(ROOT)})" if drawing.exists() else ""
+    """The drawing of recall, order by order, once it has been run."""
+    drawing, page = "results/frontier/recall.svg", "docs/expressiveness.md"
+    if not (ROOT / drawing).exists() or not (ROOT / page).exists():
+        return ""
+    about = "*Right answers on a recall task, order by order: two layers of width 32, 16k parameters."
+    return f"![Recall, order by order]({drawing})\n\n{about} [Expressiveness]({page}) has more.*"
 
 
 def verdicts() -> str:

@@ -1,6 +1,6 @@
 """The command ``softmax-rnn reproduce``: train what a figure needs, judge the paper's claims, draw, and write the report.
 
-    softmax-rnn reproduce quick                       minutes: six mechanisms on one corpus
+    softmax-rnn reproduce quick                       minutes: recall order by order, five mechanisms on one corpus
     softmax-rnn reproduce all --scale cpu             every figure on a laptop, over as many sessions as it takes
     softmax-rnn reproduce fig2 --scale paper --dry-run
 
