@@ -35,7 +35,7 @@ from . import triton
 from .chunks import Sequences, delta_scan, scan
 from .flash import flash_lse
 from .flash_decay import flash_decay_lse
-from .flex import flex_lse
+from .flex import even_taylor, flex_lse, logarithm
 from .operators import transformed
 from .tiles import softmax_tiles, weighted_tiles
 
@@ -204,11 +204,11 @@ def _flash_decay(call: SoftmaxCall) -> tuple[Tensor, Tensor]:
     return out[..., :e], lse[..., None]
 
 
-def _flex_refuses(call: SoftmaxCall) -> str | None:
+def _flex_refuses(call: SoftmaxCall | WeightedCall) -> str | None:
     if call.q.device.type != "cuda":
         return "it is compiled for CUDA only"
-    if call.context.channels is not None:
-        return "channel decay changes the score itself"
+    if call.context.decays:
+        return "decay is not computed this way"
     if call.context.bias is not None:
         return "a bias per key is not computed this way"
     return "torch.func and forward-mode derivatives need ordinary torch code" if transformed() else None
@@ -216,21 +216,19 @@ def _flex_refuses(call: SoftmaxCall) -> str | None:
 
 def _flex(call: SoftmaxCall) -> tuple[Tensor, Tensor]:
     q, scale = _positive_scale(call.q, call.scale)
-    return flex_lse(q, call.k, call.v, call.context, scale, None)
+    return flex_lse(q, call.k, call.v, call.context, scale, logarithm((), None, call.softcap))
 
 
 def _flex_weighted_refuses(call: WeightedCall) -> str | None:
-    if call.q.device.type != "cuda":
-        return "it is compiled for CUDA only"
-    if call.coefficients or call.context.decays:
-        return "only a clamped exponential is computed this way"
-    return None
+    if call.coefficients and not even_taylor(call.coefficients):
+        return "only weights that are positive everywhere are computed this way: exp, and Taylor series of even order"
+    return _flex_refuses(call)
 
 
 def _flex_weighted(call: WeightedCall) -> tuple[Tensor, Tensor | None]:
     q, scale = _positive_scale(call.q, call.scale)
-    out, lse = flex_lse(q, call.k, call.v, call.context, scale, call.limit)
-    total = lse.exp()
+    out, lse = flex_lse(q, call.k, call.v, call.context, scale, logarithm(call.coefficients, call.limit, None))
+    total = lse.exp() * (call.context.count() > 0)
     return out * total, total
 
 

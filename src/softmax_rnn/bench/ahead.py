@@ -162,11 +162,12 @@ def compile_launch(launch: Any, case: Case) -> Compiled:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    from ..backends.triton.common import options
+
     types, constants, hints = signature(launch)
     t = launch.tile
-    options = {"num_warps": t.warps, "num_stages": t.stages, "enable_fp_fusion": True}
     source = ASTSource(launch.kernel, types, constants, hints)
-    made = triton.compile(source, target=GPUTarget("cuda", case.architecture, 32), options=options)
+    made = triton.compile(source, target=GPUTarget("cuda", case.architecture, 32), options=options(t))
     registers, spilled = resources(made.asm["cubin"])
     way = {"READ": ", of queries", "REVERSE": ", backward"}
     name = launch.kernel.__name__ + "".join(text for flag, text in way.items() if launch.arguments.get(flag))

@@ -261,6 +261,11 @@ def recording() -> Iterator[list[Launch]]:
         _records.remove(found)
 
 
+def options(tile: Tile) -> dict[str, Any]:
+    """What the compiler is told. All registers may be used: left alone, it spills a few to have more programs at a time."""
+    return {"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": 255, "enable_fp_fusion": True}
+
+
 def launch(kernel: Any, grid: tuple[int, ...], tile: Tile, **arguments: Any) -> None:
     """Run a kernel, or record it."""
     if _records:
@@ -268,8 +273,7 @@ def launch(kernel: Any, grid: tuple[int, ...], tile: Tile, **arguments: Any) -> 
         return
     first = next(x for x in arguments.values() if isinstance(x, Tensor))
     with torch.cuda.device(first.device) if first.device.type == "cuda" else contextlib.nullcontext():
-        # Named, because Triton warns that its default will change.
-        kernel[grid](**arguments, num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=True)
+        kernel[grid](**arguments, **options(tile))
 
 
 def ranges(

@@ -153,13 +153,13 @@ def weighted_dq(
     qh, ql = load_clock(CQ, n * Tq, rows, Tq, DECAY)
     CK = CK + n * Tk if DECAY else CK
     KEEP = KEEP + n * Tk if KEEP is not None else KEEP
-    begin, _, end = keys_of(RANGES, n, i, offset, Tk, BM, BN, CAUSAL, CUT)
+    begin, _whole, end = keys_of(RANGES, n, i, offset, Tk, BM, BN, CAUSAL, CUT)
     acc = tl.zeros((BM, BD), tl.float32)
     for j in range(begin, end, BN):
         keys = j + tl.arange(0, BN)
         k = load_rows(K + n * Tk * D, keys, tl.arange(0, BD), Tk, D)
         v = load_rows(V + n * Tk * E, keys, tl.arange(0, BE), Tk, E)
-        _, _, dx = _slopes(
+        _w, _dw, dx = _slopes(
             q, k, v, g, dz, keys, lo, hi, qh, ql, CK, KEEP, Tk, scale, limit, SLOPE, REST, ADD, True, DECAY, CLAMP, PRECISION
         )  # fmt: skip
         acc += dot(cast(dx, k.dtype), k, PRECISION)
