@@ -87,7 +87,7 @@ def refuses(call: SoftmaxCall | WeightedCall) -> str | None:
 
 def refuses_scan(call: ScanCall) -> str | None:
     """Why a scan cannot be computed here, in a sentence; None if it can."""
-    D, order = call.q.shape[-1], max((n for n, c in enumerate(call.coefficients) if c != 0), default=0)
+    D, order = call.q.shape[-1], len(call.coefficients) - 1
     reason = _refuses(call.q, call.dtype, call.channels)
     if reason is not None:
         return reason

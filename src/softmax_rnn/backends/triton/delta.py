@@ -153,13 +153,13 @@ def delta_gradients(
 # As for ``scan``, whose kernels have the same chunk.
 TILES = {
     True: {"inverse": Tile(64, 64, 8, 1), "sweep": Tile(64, 64, 8, 1), "gradients": Tile(64, 16, 8, 1)},
-    False: {"inverse": Tile(32, 32, 8, 1), "sweep": Tile(32, 32, 8, 1), "gradients": Tile(32, 32, 8, 1)},
+    False: {"inverse": Tile(32, 32, 8, 1), "sweep": Tile(32, 32, 8, 1), "gradients": Tile(32, 16, 8, 1)},
 }
 
 
 def tile(kernel: str, dtype: torch.dtype, key_dim: int) -> Tile:
     """A chunk, and how many value channels and warps work on it."""
-    return TILES[dtype != torch.float32 and key_dim <= 32][kernel]
+    return TILES[dtype != torch.float32 and key_dim <= 16][kernel]
 
 
 def _sizes(kernel: str, k: Tensor, v: Tensor, c: Tensor | None, scale: float) -> tuple[Tile, dict[str, Any], int, int]:

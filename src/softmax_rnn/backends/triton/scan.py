@@ -222,7 +222,7 @@ def scan_dkv(
     store_rows(DK + n * T * D, rows, columns, dk, T, D)
 
 
-# Tokens of a chunk, at most so many value channels at a time, warps: of each kernel, for keys of up to 32 channels in half precision
+# Tokens of a chunk, at most so many value channels at a time, warps: of each kernel, for keys of up to 16 channels in half precision
 # and for others. Nothing is spilled (results/gpu/compile.json). All kernels of a call have the same chunk.
 TILES = {
     True: {
@@ -242,7 +242,7 @@ TILES = {
 
 def tile(kernel: str, dtype: torch.dtype, key_dim: int) -> Tile:
     """A chunk, and how many value channels and warps work on it."""
-    return TILES[dtype != torch.float32 and key_dim <= 32][kernel]
+    return TILES[dtype != torch.float32 and key_dim <= 16][kernel]
 
 
 def _sizes(kernel: str, q: Tensor, v: Tensor, ck: Tensor | None, orders: Orders) -> tuple[Tile, dict[str, Any], int]:

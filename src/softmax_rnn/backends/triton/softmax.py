@@ -235,7 +235,7 @@ TILES = {
     ("forward", True): {32: Tile(128, 64), 64: Tile(128, 64, 8), 128: Tile(64, 64, 8)},
     ("dq", True): {32: Tile(64, 64), 64: Tile(64, 64, 8), 128: Tile(64, 64, 8)},
     ("dkv", True): {32: Tile(64, 32), 64: Tile(64, 32, 8), 128: Tile(32, 64, 8)},
-    ("forward", False): {16: Tile(64, 64), 32: Tile(64, 64, 8), 64: Tile(64, 32, 8)},
+    ("forward", False): {16: Tile(64, 64), 32: Tile(64, 64, 8), 64: Tile(32, 32)},
     ("dq", False): {16: Tile(64, 64), 32: Tile(64, 32), 64: Tile(32, 32)},
     ("dkv", False): {16: Tile(32, 32), 32: Tile(32, 16), 64: Tile(16, 32)},
 }
