@@ -298,13 +298,38 @@ def inspections() -> str:
     return compare({f.name: load(f) for f in folders([ROOT / "results/microscope"])}).rstrip()
 
 
+def compiled() -> str:
+    """What the compiler made of the kernels, one row for each kernel and card: the worst of all dtypes, head sizes and masks."""
+    record = json.loads((ROOT / "results/gpu/compile.json").read_text())
+    lines = ["| kernel | card | compiled | registers | bytes spilled | KB shared, of |", "|---|---|---|---|---|---|"]
+    cards = {
+        int(c["architecture"].removeprefix("sm_")): (name, c["shared_bytes"])
+        for name, c in record["environment"]["cards"].items()
+    }
+    names = dict.fromkeys((x["kernel"], x["architecture"]) for x in record["kernels"])
+    for kernel, architecture in sorted(names, key=lambda x: x[1]):
+        own = [x for x in record["kernels"] if (x["kernel"], x["architecture"]) == (kernel, architecture)]
+        name, limit = cards[architecture]
+        most = {key: max(x[key] for x in own) for key in ("registers", "spilled_bytes", "shared_bytes")}
+        shared = f"{most['shared_bytes'] / 1024:.0f}, {limit // 1024}"
+        lines.append(f"| {kernel} | {name} | {len(own)} | {most['registers']} | {most['spilled_bytes']} | {shared} |")
+    return "\n".join(lines)
+
+
+def roofline() -> str:
+    """The bounds of the kernels, on paper."""
+    from softmax_rnn.bench.roofline import table
+
+    return table().rstrip()
+
+
 PARTS = {
     "docs/expressiveness.md": expressiveness.PARTS,
     "docs/mechanisms.md": {"field": mechanisms},
     "README.md": {"verdicts": headline, "recall": recall, "bench": bench},
     "docs/paper.md": {"verdicts": verdicts, "early": early},
     "docs/files.md": {"tree": tree},
-    "docs/performance.md": {"measurements": measurements},
+    "docs/performance.md": {"measurements": measurements, "compiled": compiled, "roofline": roofline},
     "docs/microscope.md": {"inspections": inspections},
 }
 

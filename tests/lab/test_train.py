@@ -211,3 +211,26 @@ def test_wrong_input_is_one_line_and_nothing_is_written(
     assert sentence in child.output
     assert child.output.count("\n") == 1, child.output
     assert not runs.exists()
+
+
+@pytest.mark.slow
+def test_compiled_training_gives_the_same_losses_and_says_how_long_it_compiled(train: Train, runs: Path) -> None:
+    plain, compiled = train(root="plain"), train("--run.compile", "true")
+    assert plain.wait() == 0, plain.output
+    assert compiled.wait() == 0, compiled.output
+    assert "compiling: the first step takes long" in compiled.output
+    assert "compiled: the first step took" in compiled.output
+    run = only_run(runs)
+    assert run.name == only_run(runs.parent / "plain").name  # how a run is computed is not what it is
+    metrics = rows(run)
+    assert [r["step"] for r in metrics if "compile_seconds" in r] == [2]
+    for here, there in zip(metrics, rows(only_run(runs.parent / "plain")), strict=True):
+        assert here.get("train_loss", 0) == pytest.approx(there.get("train_loss", 0), abs=1e-4)
+        assert here.get("test_loss", 0) == pytest.approx(there.get("test_loss", 0), abs=1e-4)
+
+
+def test_compiling_needs_a_compiler(train: Train, runs: Path) -> None:
+    child = train("--run.compile", "true", env={"CXX": "no-such-compiler"})
+    assert child.wait() == 2
+    assert "--run.compile needs a C++ compiler, and no-such-compiler is not there" in child.output
+    assert not runs.exists()

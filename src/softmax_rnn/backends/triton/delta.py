@@ -153,7 +153,7 @@ def delta_gradients(
 # As for ``scan``, whose kernels have the same chunk.
 TILES = {
     True: {"inverse": Tile(64, 64, 8, 1), "sweep": Tile(64, 64, 8, 1), "gradients": Tile(64, 16, 8, 1)},
-    False: {"inverse": Tile(32, 32, 8, 1), "sweep": Tile(32, 32, 8, 1), "gradients": Tile(32, 16, 8, 1)},
+    False: {"inverse": Tile(32, 32, 8, 1), "sweep": Tile(32, 16, 8, 1), "gradients": Tile(32, 16, 8, 1)},
 }
 
 

@@ -209,10 +209,10 @@ def weighted_dkv(
 TILES = {
     ("forward", torch.bfloat16): {32: Tile(128, 64), 64: Tile(128, 64), 128: Tile(128, 64, 8)},
     ("dq", torch.bfloat16): {32: Tile(64, 64), 64: Tile(64, 64, 8), 128: Tile(64, 64, 8)},
-    ("dkv", torch.bfloat16): {32: Tile(64, 32), 64: Tile(32, 32), 128: Tile(64, 32)},
+    ("dkv", torch.bfloat16): {32: Tile(64, 32), 64: Tile(32, 32), 128: Tile(32, 64, 8)},
     ("forward", torch.float16): {32: Tile(128, 64), 64: Tile(128, 64, 8), 128: Tile(128, 64, 8)},
     ("dq", torch.float16): {32: Tile(64, 64), 64: Tile(64, 64, 8), 128: Tile(64, 32)},
-    ("dkv", torch.float16): {32: Tile(64, 32), 64: Tile(64, 32), 128: Tile(64, 64, 8)},
+    ("dkv", torch.float16): {32: Tile(64, 32), 64: Tile(32, 32), 128: Tile(32, 64, 8)},
     ("forward", torch.float32): {16: Tile(64, 64), 32: Tile(64, 64, 8), 64: Tile(64, 32)},
     ("dq", torch.float32): {16: Tile(64, 64), 32: Tile(64, 32), 64: Tile(32, 32)},
     ("dkv", torch.float32): {16: Tile(32, 32), 32: Tile(16, 16), 64: Tile(16, 32)},
