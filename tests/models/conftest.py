@@ -1,6 +1,7 @@
 """Tiny models and inputs for the tests of ``softmax_rnn.models``."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,16 @@ SMALL: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+
+
+def check_that_it_learns_and_is_saved(model: Any, ids: torch.Tensor, folder: Path) -> None:
+    """Every parameter has a gradient, and a saved model computes the same."""
+    model(ids, labels=ids).loss.backward()
+    assert [n for n, p in model.named_parameters() if p.grad is None] == []
+    model.save_pretrained(folder)
+    again = SoftmaxRnnForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(again(ids).logits, model(ids).logits)
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,8 @@ from softmax_rnn import SoftmaxRnnConfig, SoftmaxRnnForCausalLM
 from softmax_rnn.errors import MechanismError
 from softmax_rnn.models import cache_bytes
 
+from .conftest import check_that_it_learns_and_is_saved
+
 SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
@@ -31,12 +33,7 @@ def test_keys_of_another_width_train_stream_and_save(name, options, tmp_path):
     ids = rows()
     want = model.generate(ids, use_cache=False, max_new_tokens=4, do_sample=False, pad_token_id=0)
     assert torch.equal(model.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0), want)
-    model(ids, labels=ids).loss.backward()
-    assert [n for n, p in model.named_parameters() if p.grad is None] == []
-    model.save_pretrained(tmp_path)
-    again = SoftmaxRnnForCausalLM.from_pretrained(tmp_path).eval()
-    with torch.no_grad():
-        torch.testing.assert_close(again(ids).logits, model(ids).logits)
+    check_that_it_learns_and_is_saved(model, ids, tmp_path)
 
 
 def test_the_state_has_the_width_of_the_keys():

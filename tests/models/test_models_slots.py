@@ -11,6 +11,8 @@ from softmax_rnn.models import cache_bytes
 from softmax_rnn.nn import Attention, make_inputs
 from softmax_rnn.slots.presets import PRESETS, _field
 
+from .conftest import check_that_it_learns_and_is_saved
+
 NAMES = [*_field(), "taylor2_decay", "taylor2_norm_decay"]
 SIZES = {
     "hidden_size": 32,
@@ -50,12 +52,7 @@ def test_streams_as_it_reads(name, conv):
 def test_every_parameter_learns_and_is_saved(name, tmp_path):
     model = build(name, conv=2)
     ids = torch.randint(3, 50, (2, 9), generator=torch.Generator().manual_seed(1))
-    model(ids, labels=ids).loss.backward()
-    assert [n for n, p in model.named_parameters() if p.grad is None] == []
-    model.save_pretrained(tmp_path)
-    again = SoftmaxRnnForCausalLM.from_pretrained(tmp_path).eval()
-    with torch.no_grad():
-        torch.testing.assert_close(again(ids).logits, model(ids).logits)
+    check_that_it_learns_and_is_saved(model, ids, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["taylor2_decay", "mamba2", "near2", "gla"])
