@@ -28,7 +28,7 @@ lint: $(READY)          ## format and lint, as in CI
 types: $(READY)         ## type check, as in CI
 	$(BIN)/mypy
 
-bench: $(READY)         ## speed and memory side by side; writes results/bench and the table in README (20 minutes, a quiet machine)
+bench: $(READY)         ## speed and memory side by side; writes results/bench and the table in README (12 minutes, a quiet machine)
 	$(BIN)/softmax-rnn bench all --json results/bench/bench.json --plot results/bench
 	$(BIN)/python tools/readme.py
 

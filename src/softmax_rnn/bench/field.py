@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import Mechanism, Power, Unnormalised, attention
-from .measure import Comparison, Contest, Work, both, inputs
+from .measure import Comparison, Contest, Work, both, inputs, ours
 from .ops import fla_naive, sdpa
 
 MEANS = (0.0, -0.02, -0.05, -0.1, -0.2)  # of log_decay
@@ -56,14 +56,15 @@ def forgetting(B: int, T: int, repetitions: int) -> Contest:
 def far(T: int, repetitions: int) -> Contest:
     """What is linear in T, or nearly, against SDPA at a great length."""
     args, small = inputs(1, 8, T, 64, 64), inputs(1, 8, T, 16, 64)
-    fox, near = "fox, log_decay -0.02", "near2 d=16 e=64"
+    fade = fading(1, T, -0.02)
     work = {
-        fox: both(decayed("fox", "parallel"), [*args, fading(1, T, -0.02)]),
-        near: both(lambda q, k, v: attention(q, k, v, "near2", form="chunked"), small),
+        "taylor2 chunked d=16 e=64": both(ours("taylor2", "chunked"), small),
+        "near2 chunked d=16 e=64": both(ours("near2", "chunked"), small),
+        "linear_elu chunked d=64 e=64": both(ours("linear_elu", "chunked"), args),
+        "fox, log_decay -0.02": both(decayed("fox", "parallel"), [*args, fade]),
     }
-    return Contest(
-        f"(1, 8, {T}) forward+backward", "SDPA d=64", both(sdpa, args), work, {fox: 1 / 3, near: 1 / 5}, repetitions
-    )
+    targets = dict(zip(work, (1 / 5, 1 / 5, 1 / 10, 1 / 3), strict=True))
+    return Contest(f"(1, 8, {T}) forward+backward", "SDPA d=64", both(sdpa, args), work, targets, repetitions)
 
 
 def delta_softmax(T: int, repetitions: int) -> Contest:
@@ -79,7 +80,7 @@ def decay_in_chunks(T: int, repetitions: int) -> Contest:
     args = inputs(1, 8, T, 64, 64)
     fades = Mechanism(Power(1), Unnormalised(), decay="token")
     work = {"linear chunked, token decay": both(decayed(fades, "chunked"), [*args, fading(1, T, -0.05)])}
-    plain = both(lambda q, k, v: attention(q, k, v, "linear", form="chunked"), args)
+    plain = both(ours("linear", "chunked"), args)
     shape = f"(1, 8, {T}, 64) forward+backward"
     return Contest(shape, "without decay", plain, work, dict.fromkeys(work, 1.15), repetitions)
 
@@ -93,9 +94,9 @@ def _function(module: str, name: str) -> Callable[..., Any] | None:
 
 
 def _contest(
-    name: str, shape: str, anchor_name: str, anchor: Work, ours: Work, target: float, repetitions: int
+    name: str, shape: str, anchor_name: str, anchor: Work, work: Work, target: float, repetitions: int
 ) -> Contest:
-    return Contest(f"{shape} forward+backward", anchor_name, anchor, {name: ours}, {name: target}, repetitions)
+    return Contest(f"{shape} forward+backward", anchor_name, anchor, {name: work}, {name: target}, repetitions)
 
 
 def mamba2(T: int, repetitions: int) -> Iterator[Contest]:
@@ -105,7 +106,7 @@ def mamba2(T: int, repetitions: int) -> Iterator[Contest]:
         return
     c, b, x = (y.detach().transpose(1, 2).contiguous().requires_grad_() for y in inputs(1, 8, T, 64, 64))
     dt, rate = (torch.rand(1, T, 8) * 0.1).requires_grad_(), -torch.rand(8) - 0.5
-    ours = both(decayed("mamba2", "chunked"), [*inputs(1, 8, T, 64, 64), fading(1, T, -0.05)])
+    work = both(decayed("mamba2", "chunked"), [*inputs(1, 8, T, 64, 64), fading(1, T, -0.05)])
     for chunk in (256, 64):
 
         def scan(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, chunk: int = chunk) -> Tensor:
@@ -113,7 +114,7 @@ def mamba2(T: int, repetitions: int) -> Iterator[Contest]:
 
         anchor = both(scan, [x, dt, b, c])
         name = f"transformers mamba2_chunk_scan, chunks of {chunk}"
-        yield _contest("mamba2 chunked", f"(1, 8, {T}, 64)", name, anchor, ours, 1 / 3, repetitions)
+        yield _contest("mamba2 chunked", f"(1, 8, {T}, 64)", name, anchor, work, 1 / 3, repetitions)
 
 
 def gated_deltanet(T: int, repetitions: int) -> Iterator[Contest]:
@@ -125,13 +126,13 @@ def gated_deltanet(T: int, repetitions: int) -> Iterator[Contest]:
     q, k = (F.normalize(x.detach(), dim=-1).requires_grad_() for x in (q, k))
     args = [q, k, v, fading(1, T, -0.05), torch.rand(1, 8, T, requires_grad=True)]
 
-    def ours(q: Tensor, k: Tensor, v: Tensor, fade: Tensor, beta: Tensor) -> Tensor:
+    def same(q: Tensor, k: Tensor, v: Tensor, fade: Tensor, beta: Tensor) -> Tensor:
         return attention(q, k, v, "gated_deltanet", scale=1.0, form="chunked", log_decay=fade, beta=beta)
 
     turned = [x.detach().transpose(1, 2).contiguous().requires_grad_() for x in args]
     anchor = both(lambda *x: theirs(*x)[0], turned)
     name = "transformers torch_chunk_gated_delta_rule"
-    yield _contest("gated_deltanet chunked", f"(1, 8, {T}, 64)", name, anchor, both(ours, args), 1 / 3, repetitions)
+    yield _contest("gated_deltanet chunked", f"(1, 8, {T}, 64)", name, anchor, both(same, args), 1 / 3, repetitions)
 
 
 def gla(T: int, repetitions: int) -> Iterator[Contest]:
@@ -142,5 +143,5 @@ def gla(T: int, repetitions: int) -> Iterator[Contest]:
     args = [*inputs(1, 8, T, 64, 64), (torch.rand(1, 8, T, 64) * -0.1).requires_grad_()]
     turned = [x.detach().transpose(1, 2).contiguous().requires_grad_() for x in args]
     anchor = both(lambda *x: module.naive_recurrent_gla(*x)[0], turned)
-    ours = both(decayed("gla", "chunked"), args)
-    yield _contest("gla chunked", f"(1, 8, {T}, 64)", "fla naive_recurrent_gla", anchor, ours, 1 / 5, repetitions)
+    work = both(decayed("gla", "chunked"), args)
+    yield _contest("gla chunked", f"(1, 8, {T}, 64)", "fla naive_recurrent_gla", anchor, work, 1 / 5, repetitions)

@@ -22,8 +22,11 @@ def memory(quick: bool = False) -> Iterator[Comparison]:
     for name in ("norm",) if quick else ("norm", "length", "clamp_sum", "taylor2", "taylor10"):
         used = in_new_process(attention_peak, name, "parallel", T, 64, 64)
         yield Comparison(name, f"(1, 8, {T}, 64) forward+backward", "600 MB", used, 600.0, 1.0, "MB")
-    used = in_new_process(attention_peak, "taylor2", "chunked", T, 16, 64)
-    yield Comparison("taylor2 chunked d=16", f"(1, 8, {T}) forward+backward", "600 MB", used, 600.0, 1.0, "MB")
+    constant = [("taylor2", 16), ("near2", 16), ("linear_elu", 64), ("gated_deltanet", 64)]
+    forms = [("fox", "parallel", 64)] + [(name, "chunked", D) for name, D in constant]
+    for name, form, D in forms[1:2] if quick else forms:
+        used = in_new_process(attention_peak, name, form, T, D, 64)
+        yield Comparison(f"{name} {form} d={D}", f"(1, 8, {T}) forward+backward", "600 MB", used, 600.0, 1.0, "MB")
     for form in ("reference", "parallel", "chunked"):
         lengths = (1024, 2048, 4096) if form == "reference" else (1024, 2048, 4096, 8192)  # dense: 29 GB at 8,192
         for T in (128,) if quick else lengths:
@@ -73,14 +76,16 @@ def attention_peak(name: str, form: str, T: int, D: int, E: int) -> float:
     """MB that forward and backward of one attention need above their inputs."""
     import torch
 
-    from .. import attention
+    from .. import attention, mechanism
 
     torch.set_num_threads(2)
+    least = {"log_decay": -0.04, "beta": 1.0}  # drawn between 0 and these
 
     def used(T: int) -> float:
         q, k, v = (torch.randn(1, 8, T, n, requires_grad=True) for n in (D, D, E))
+        more = {x.name: (torch.rand(1, 8, T) * least[x.name]).requires_grad_() for x in mechanism(name).inputs}
         base = peak_mb()
-        attention(q, k, v, name, form=form).sum().backward()
+        attention(q, k, v, name, form=form, **more).sum().backward()
         return peak_mb() - base
 
     used(256)  # what torch itself allocates at its first call does not count
