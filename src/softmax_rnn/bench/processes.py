@@ -83,7 +83,9 @@ def attention_peak(name: str, form: str, T: int, D: int, E: int) -> float:
 
     def used(T: int) -> float:
         q, k, v = (torch.randn(1, 8, T, n, requires_grad=True) for n in (D, D, E))
-        more = {x.name: (torch.rand(1, 8, T) * least[x.name]).requires_grad_() for x in mechanism(name).inputs}
+        more: dict[str, Any] = {
+            x.name: (torch.rand(1, 8, T) * least[x.name]).requires_grad_() for x in mechanism(name).inputs
+        }
         base = peak_mb()
         attention(q, k, v, name, form=form, **more).sum().backward()
         return peak_mb() - base

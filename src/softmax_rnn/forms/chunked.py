@@ -196,7 +196,7 @@ def moments_call(
     B, Hkv, T, _ = v.shape
     H, queries, D = q.shape[1:]
     wide = torch.promote_types(q.dtype, torch.float32)
-    q, k, v = (x.to(wide) for x in (q * p.scale, k, v))
+    q, k, v = (x.to(wide) for x in (q if p.scale == 1 else q * p.scale, k, v))
     columns, room = v.shape[-1] + int(with_sum), 0
     check_state_size(kernel, D, columns, B * Hkv, itemsize=wide.itemsize)
     if with_sum:  # the weighted sum of ones is the sum of weights; products of 65 columns are slower than of 72
