@@ -1,5 +1,6 @@
 """README and docs do what they say: their Python blocks run, their links lead somewhere, the file tree is complete."""
 
+import importlib.util
 import inspect
 import re
 import subprocess
@@ -193,3 +194,17 @@ def test_ci_on_github_runs_what_ci_runs():
     assert {"run": ".ci/run"} in flow["jobs"]["all"]["steps"]
     for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"):
         assert yaml.safe_load(path.read_text())
+
+
+def test_the_table_of_presets_is_of_all_presets_and_made_from_the_runs():
+    import yaml
+
+    from softmax_rnn.slots.presets import PRESETS
+
+    plan = yaml.safe_load((ROOT / "results/presets/sweep.yaml").read_text())
+    assert set(PRESETS) <= set(plan["grid"]["model.mechanism"])
+    spec = importlib.util.spec_from_file_location("presets", ROOT / "tools/presets.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    runs = module.read_packed(module.FOLDER)
+    assert (module.FOLDER / "README.md").read_text() == module.table(runs)
