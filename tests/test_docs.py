@@ -196,6 +196,7 @@ def test_ci_on_github_runs_what_ci_runs():
         assert yaml.safe_load(path.read_text())
 
 
+@pytest.mark.slow
 def test_the_table_of_presets_is_of_all_presets_and_made_from_the_runs():
     import yaml
 
