@@ -31,8 +31,7 @@ from torch import Tensor
 
 from ..context import Context
 from ..errors import MechanismError
-from . import triton
-from .chunks import Sequences, delta_scan, scan
+from . import chunks, triton
 from .flash import flash_lse
 from .flash_decay import flash_decay_lse
 from .flex import even_taylor, flex_lse, logarithm
@@ -273,10 +272,10 @@ def _tiles_weighted(call: WeightedCall) -> tuple[Tensor, Tensor | None]:
 
 
 def _chunks(call: ScanCall) -> tuple[Tensor, Tensor]:
-    x = Sequences(call.q, call.k, call.v, call.state, call.clock, call.channels)
+    x = chunks.Sequences(call.q, call.k, call.v, call.state, call.clock, call.channels)
     if call.beta is None:
-        return scan(x, call.coefficients, call.chunk_size)
-    return delta_scan(x, call.beta, call.coefficients, call.scale, call.chunk_size)
+        return chunks.scan(x, call.coefficients, call.chunk_size)
+    return chunks.delta_scan(x, call.beta, call.coefficients, call.scale, call.chunk_size)
 
 
 def _never(call: Any) -> None:

@@ -21,7 +21,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .dense import softmax_dense
@@ -151,9 +150,16 @@ def _decayed(
 
 def _extended(x: Tensor, extra: float = 0.0) -> Tensor:
     """x with ``PAD`` more channels, the first of them ``extra``."""
-    x = F.pad(x, (0, PAD))
-    x[..., -PAD] = extra
-    return x
+    tail = x.new_tensor([extra] + [0.0] * (PAD - 1))
+    return torch.cat([x, tail.expand(*x.shape[:-1], PAD)], -1)
+
+
+def _added(total: Tensor | None, at: slice, x: Tensor) -> Tensor:
+    """The total with x added at some tokens; x itself where there is none yet."""
+    if total is None:
+        return x.contiguous()
+    total[:, :, at] += x
+    return total
 
 
 def _decayed_backward(
@@ -166,18 +172,18 @@ def _decayed_backward(
         return _tiles_backward(grad, dlse, q, k, v, clock, keep, lo, hi, scale, out, lse)
     Tq, D, group = q.shape[2], q.shape[-1], q.shape[1] // k.shape[1]
     out = out if dlse is None else _with_lse_gradient(out, grad, dlse)
-    wide = _extended(q, 1.0), _extended(k), _extended(v), _extended(grad), _extended(out)
-    dq, dk, dv, dclock = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(clock)
-    for p in (p for parts in _parts(q, k, clock, keep, scale, rows) for p in parts):
-        Q, G, O = (x[:, :, p.queries] for x in (wide[0], wide[3], wide[4]))
-        s = lse[:, :, p.queries] - p.shift
-        a, b, c = _backward(
-            G, Q, wide[1][:, :, p.keys], wide[2][:, :, p.keys], O, s, 0.0, p.causal, attn_mask=p.bias, scale=scale
-        )
-        dq[:, :, p.queries] += a[..., :D]
-        dk[:, :, p.keys] += b[..., :D]
-        dv[:, :, p.keys] += c[..., :D]
-        dclock[:, :, p.keys].sub_(b[..., D], alpha=1 / scale)
+    wide_q, wide_k, wide_v, wide_grad, wide_out = _extended(q, 1.0), *(_extended(x) for x in (k, v, grad, out))
+    parts = [p for both in _parts(q, k, clock, keep, scale, rows) for p in both]
+    total: list[Any] = [None] * 3 if len(parts) == 1 else [torch.zeros_like(x) for x in (q, k, v)]
+    dclock = torch.zeros_like(clock)
+    for p in parts:
+        Q, G, O = (x[:, :, p.queries] for x in (wide_q, wide_grad, wide_out))
+        K, V = (x[:, :, p.keys] for x in (wide_k, wide_v))
+        found = _backward(G, Q, K, V, O, lse[:, :, p.queries] - p.shift, 0.0, p.causal, attn_mask=p.bias, scale=scale)
+        dclock[:, :, p.keys].sub_(found[1][..., D], alpha=1 / scale)
+        for n, at in enumerate((p.queries, p.keys, p.keys)):
+            total[n] = _added(total[n], at, found[n][..., :D])
+    dq, dk, dv = total
     if dlse is not None:  # lse_t has c_t in it, unless the row sees nothing
         seen = _seen(keep, Tq)
         shifted = dlse if seen is None else dlse * seen
