@@ -76,7 +76,7 @@ def measured(test: dict) -> str:
     interval = ", one seed" if test["low"] is None else f" [{test['low']:+.2f}, {test['high']:+.2f}]"
     unit = " spikes" if test["unit"].startswith("spikes") else ""
     beside = " (equivalent)" if test["equivalent"] == "holds" else ""
-    return f"{what}: {test['mean']:+.2f}{interval}{unit}{beside}"
+    return f"{what}: {test['mean']:+.2f}{unit}{interval}{beside}"
 
 
 def progress() -> str:

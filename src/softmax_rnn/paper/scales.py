@@ -1,5 +1,5 @@
 """How large the experiments are: ``quick`` (minutes), ``cpu`` (a night on a laptop), ``paper`` (section 4 and appendix D);
-``early`` is what ``cpu`` was in the first edition, a ninth as long.
+``early`` is what ``cpu`` was in the first edition, less than a quarter as long.
 
 A scale turns a ``Cell`` (what is trained, on which text, in which setting, with which seed) into the configuration of a run. The
 laptop scales keep the paper's design (one base setting, a larger model, rows four times as long, three corpora) and shrink its
