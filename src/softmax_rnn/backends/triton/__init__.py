@@ -134,8 +134,7 @@ def run_scan(call: ScanCall) -> tuple[Tensor, Tensor]:
     q, k, v = (x.to(call.dtype) for x in (call.q, call.k, call.v))
     if call.beta is not None:
         c = None if call.clock is None else call.clock[1]
-        v = delta(k, v, call.beta, call.state, c, call.scale)
-        q, k = q.float(), k.float()  # what is written is in float32
+        v = delta(k, v, call.beta, call.state, c, call.scale)  # in float32
     return scan(q, k, v, call.state, call.coefficients, call.clock)
 
 

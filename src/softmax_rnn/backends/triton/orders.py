@@ -1,4 +1,4 @@
-"""How a state of orders 0 to 2 lies in memory while kernels work on it.
+"""How a state of orders 0 to 2 lies in memory while kernels work on it, and the scores within a chunk.
 
 Outside, a state has the d(d+1)/2 different products of two channels, each with the square root of how often it appears (``state.py``).
 Inside it has feature blocks of d rows each: for order 0 one, of which only the first row is used, for order 1 one, for order 2 one for
@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..powers import symmetric_dim
+from .common import dot, log_decay
 
 
 @triton.jit
@@ -38,6 +39,16 @@ def right(x, columns, f, ORDER0: tl.constexpr):
 def coefficient(f, c0, c1, c2, ORDER0: tl.constexpr, FIRST: tl.constexpr):
     """c_n of the order that block f belongs to."""
     return tl.where(f >= FIRST, c2, tl.where((f == 0) & ORDER0, c0, c1))
+
+
+@triton.jit
+def within(q, k, rows, qh, ql, kh, kl, T, DECAY: tl.constexpr, PRECISION: tl.constexpr):
+    """Scores of a chunk, and D for the pairs in order."""
+    x = dot(q, tl.trans(k), PRECISION)
+    d = tl.where((rows[:, None] >= rows[None, :]) & (rows[:, None] < T), 1.0, 0.0)
+    if DECAY:
+        d *= tl.exp(log_decay(qh, ql, kh, kl))
+    return x, d
 
 
 class Orders:

@@ -34,7 +34,6 @@ from .common import (
     launch,
     load_clock,
     load_rows,
-    log_decay,
     padded,
     polynomial,
     precision,
@@ -42,7 +41,7 @@ from .common import (
     slope_and_rest,
     store_rows,
 )
-from .orders import Orders, coefficient, left, right
+from .orders import Orders, coefficient, left, right, within
 
 MOST = 2**26  # numbers in the states of all chunks at once
 
@@ -91,16 +90,6 @@ def scan_pass(
 
 
 @triton.jit
-def _within(q, k, rows, qh, ql, kh, kl, T, DECAY: tl.constexpr, PRECISION: tl.constexpr):
-    """Scores of a chunk, and D for the pairs in order."""
-    x = dot(q, tl.trans(k), PRECISION)
-    d = tl.where((rows[:, None] >= rows[None, :]) & (rows[:, None] < T), 1.0, 0.0)
-    if DECAY:
-        d *= tl.exp(log_decay(qh, ql, kh, kl))
-    return x, d
-
-
-@triton.jit
 def scan_read(
     Q, K, V, H, OUT, CQ, CK, G, T, F, c0, c1, c2, WEIGHT: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BLOCKS: tl.constexpr,
@@ -116,7 +105,7 @@ def scan_read(
     v = load_rows(V + n * T * E, rows, values, T, E)
     qh, ql = load_clock(CQ, n * T, rows, T, DECAY)
     kh, kl = load_clock(CK, n * T, rows, T, DECAY)
-    x, d = _within(q, k, rows, qh, ql, kh, kl, T, DECAY, PRECISION)
+    x, d = within(q, k, rows, qh, ql, kh, kl, T, DECAY, PRECISION)
     own = dot(polynomial(x, WEIGHT) * d, v, PRECISION)
     H += (n * (tl.num_programs(0) // BLOCKS) + c) * F * D * E
     wide = q.to(tl.float32)
@@ -162,7 +151,7 @@ def scan_dq(
     k = load_rows(K + n * T * D, rows, columns, T, D)
     qh, ql = load_clock(CQ, n * T, rows, T, DECAY)
     kh, kl = load_clock(CK, n * T, rows, T, DECAY)
-    x, d = _within(q, k, rows, qh, ql, kh, kl, T, DECAY, PRECISION)
+    x, d = within(q, k, rows, qh, ql, kh, kl, T, DECAY, PRECISION)
     slope = polynomial(x, SLOPE) * d
     begin, end = chunk_times(CK, n, c, T, C, DECAY)
     factor = fade(CQ, n, rows, T, begin, end, True, DECAY)
@@ -213,7 +202,7 @@ def scan_dkv(
             row = n * G + head
             q = load_rows(Q + row * T * D, rows, columns, T, D)
             g = load_rows(GRAD + row * T * E, rows, values, T, E)
-            x, d = _within(q, k, rows, qh, ql, kh, kl, T, DECAY, PRECISION)
+            x, d = within(q, k, rows, qh, ql, kh, kl, T, DECAY, PRECISION)
             slope = polynomial(x, SLOPE)
             w = polynomial(x, REST) + slope if ADD else polynomial(x, REST)
             dv += dot(tl.trans(w * d), g, PRECISION)
