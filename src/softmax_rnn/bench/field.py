@@ -7,6 +7,7 @@ packages are installed. All are forward and backward, in float32.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -86,11 +87,12 @@ def decay_in_chunks(T: int, repetitions: int) -> Contest:
 
 
 def _function(module: str, name: str) -> Callable[..., Any] | None:
-    """A function of transformers, or None where it is missing."""
+    """A torch function of transformers itself, not the kernel it is replaced by where one is installed; None where it is missing."""
     try:
-        return getattr(importlib.import_module(f"transformers.models.{module}"), name, None)
+        found = getattr(importlib.import_module(f"transformers.models.{module}"), name, None)
     except ImportError:
         return None
+    return None if found is None else inspect.unwrap(found)
 
 
 def _contest(
