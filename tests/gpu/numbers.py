@@ -143,6 +143,8 @@ def test_what_is_refused_says_why():
     with pytest.raises(sr.MechanismError, match="not in float64"):
         sr.attention(*torch.randn(3, 1, 1, 4, 4).double().unbind(), "taylor2", form="parallel", backend="triton")
     q = torch.randn(1, 1, 3, 4)
+    with pytest.raises(sr.MechanismError, match="65,536 sequences times heads"):
+        sr.attention(*torch.zeros(1).expand(3, 65_536, 1, 1, 1).unbind(), "length", backend="triton")
     with pytest.raises(sr.MechanismError, match="channel decay"):
         sr.attention(q, q, q, "wall", form="parallel", backend="triton", log_decay=-torch.rand(1, 1, 3, 4))
 

@@ -32,6 +32,7 @@ WIDEST = {
 }  # channels of keys and values in a tile, without spilling
 WIDEST_KEY = 64  # channels of keys in a scan
 HIGHEST = 2  # order of a scan
+PROGRAMS = 65_535  # along an axis of a grid: sequences times heads
 OLDEST = 8  # major compute capability: tf32 and bfloat16 matrix units
 INSTALLED = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # do kernels run on the CPU? As Triton itself reads it, once
@@ -76,6 +77,8 @@ def _refuses(x: Tensor, dtype: torch.dtype, channels: object) -> str | None:
         return f"it computes in float32, bfloat16 and float16, not in {str(dtype).removeprefix('torch.')}"
     if channels is not None:
         return "channel decay changes the score itself"
+    if x.shape[0] * x.shape[1] > PROGRAMS:
+        return f"{x.shape[0] * x.shape[1]:,} sequences times heads are more than the {PROGRAMS:,} programs of a grid"
     return "torch.func and forward-mode derivatives need ordinary torch code" if transformed() else None
 
 
