@@ -4,6 +4,8 @@ Run by ``test_interpreter.py`` in a process of its own, because Triton reads TRI
 the smallest, so that a few dozen tokens make several of them: whole ones, cut ones, and a last one that is not full.
 """
 
+import json
+
 import pytest
 import torch
 
@@ -212,6 +214,17 @@ def test_what_a_scan_refuses_says_why():
     asking("delta rule for order 1 alone", "taylor2_norm_delta", beta=torch.ones(1, 1, 3))
 
 
-def test_what_bench_gpu_checks_on_a_card():
-    for name, form in (("fox", "parallel"), ("linear_elu", "chunked")):
-        assert gpu.check(name, form, "causal", {}, torch.float32, (1, 2, 1, 20, 4, 4), device="cpu")["ok"]
+def test_bench_gpu_as_on_a_card(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu, "DEVICE", "cpu")
+    monkeypatch.setattr(gpu, "milliseconds", lambda work: float(work() is not None))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu, "environment", lambda: {})
+    monkeypatch.setattr(gpu, "CORRECT", ("fox",))
+    monkeypatch.setattr(gpu, "TIMED", ("norm", "taylor2"))
+    assert gpu.main(["--quick", "--json", str(tmp_path / "gpu.json")]) == 0
+    record = json.loads((tmp_path / "gpu.json").read_text())
+    assert {x["name"] for x in record["correct"]} == {"fox", "linear_elu", "mamba2"}
+    assert all(x["ok"] for x in record["correct"])
+    ours = [x for x in record["speed"] if x["backend"] == "triton"]
+    assert len(ours) == 4
+    assert all(x["milliseconds"] == 1.0 for x in ours), ours
