@@ -19,6 +19,8 @@ from softmax_rnn.models import cache_bytes
 from softmax_rnn.tasks.source import tokenizer
 from tests.report.browser import browser  # noqa: F401 (a fixture)
 
+RESULTS = Path(__file__).parents[2] / "results/frontier"
+
 
 class Made(Found):
     """Runs that never were: accuracy by what a function says."""
@@ -118,6 +120,11 @@ def test_what_is_missing_is_said(tmp_path):
     assert {c.verdict for c in report.claims} == {"not run", "inconclusive"}
     assert f"{len(POINTS) - 1} of {len(POINTS)} points" in table(report)[-1]
     write(report, tmp_path)
+
+
+def test_the_committed_numbers_are_those_of_the_committed_runs(tmp_path):
+    found = Found(tmp_path, [RESULTS])
+    assert summarise(found).text() == (RESULTS / "frontier.json").read_text()
 
 
 def test_the_page_moves_in_a_browser(browser, tmp_path):  # noqa: F811
