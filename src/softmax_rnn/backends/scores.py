@@ -113,7 +113,7 @@ def _term(x: Tensor, n: int, c: float) -> Tensor:
     result = None
     while n:
         if n & 1:
-            result = square.clone() if result is None else result.mul_(square)
+            result = square if result is None else result.mul_(square)
         n >>= 1
         square = square * square if n else square
     assert result is not None
@@ -131,7 +131,7 @@ def _polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
     if len(present) < high - low + 1:  # gaps have no ratios
         return torch.stack([_term(x, n, coefficients[n]) for n in present]).sum(0)
     one = x.new_ones(())
-    out = torch.mul(x, coefficients[high] / coefficients[high - 1]).add_(1.0)
+    out = torch.add(one, x, alpha=coefficients[high] / coefficients[high - 1])
     for n in range(high - 1, low, -1):
         torch.addcmul(one, x, out, value=coefficients[n] / coefficients[n - 1], out=out)
     if low == 0:
@@ -155,7 +155,12 @@ def weights_and_slopes(x: Tensor, coefficients: Sequence[float], limit: float | 
         derived = [n * c for n, c in enumerate(coefficients)][1:]
         slope = _polynomial(clamped, derived)
         if derived and all(map(math.isclose, derived, coefficients)):  # a Taylor series: w = w' + its last term
-            w = _term(clamped, len(derived), coefficients[-1]).add_(slope)
+            n, last = len(derived), coefficients[-1]
+            w = (
+                torch.addcmul(slope, x, x, value=last)
+                if n == 2 and limit is None
+                else _term(clamped, n, last).add_(slope)
+            )
         else:
             w = _polynomial(clamped, coefficients)
     if limit is not None:  # the slope at the limit itself is that of below, as for torch.clamp

@@ -211,10 +211,11 @@ def _weighted_backward(
     for t in _Call(q, k, cq, ck, aq, ak, lo, hi, None, causal).split():
         g, values = _flat(grad, t), v[t.n, t.j]
         w, slope = weights_and_slopes(t.scores(), coefficients, limit)
-        dw = torch.bmm(g, values.mT)
-        if gtotal is not None:
+        if gtotal is None:
+            dw = torch.bmm(g, values.mT)
+        else:
             dz = _flat(gtotal, t)
-            dw.add_(dz if keep is None else dz * keep[t.n, None, t.j].to(dz.dtype))
+            dw = torch.baddbmm(dz if keep is None else dz * keep[t.n, None, t.j].to(dz.dtype), g, values.mT)
         t.fade_(w, group)
         dv[t.n, t.j].baddbmm_(w.mT, g)
         if dones is not None and gtotal is not None:
