@@ -70,7 +70,8 @@ Made by `python tools/presets.py` from the runs packed here ([the plan](sweep.ya
 {steps} steps of {batch} rows of {length} tokens of the corpus `{source}`, width {hidden_size}, {num_hidden_layers} layers,
 {num_attention_heads} heads, learning rate {lr}, one seed; {runs} runs of about {seconds:.0f} seconds each on one thread of a busy machine.
 **All of them are far from trained**, the learning rate was chosen for none of them, and there is one seed: the table shows that every
-preset trains from the command line, how fast it begins, and what it remembers, not which is best.
+preset trains from the command line, how fast it begins, and what it remembers, not which is best. The convolution starts as the identity,
+and in so few steps has hardly moved.
 Parameters are those of the whole model without the convolution; the state is one layer's for one sequence, in float32.
 
 | preset | test loss | with conv 2 | parameters | state of a layer |
