@@ -18,6 +18,7 @@ from ..report.data import Report
 from ..report.drawing import STYLE, digest, plt
 from ..report.site import counts, verdict_table
 from ..report.style import page, table, text
+from ..state import readable_bytes
 from .design import ARENAS
 from .results import cost
 from .summary import FAMILIES, Frontier, Measured, family, memory, shown
@@ -67,7 +68,7 @@ def _frontier(report: Frontier) -> Any:
                 _point(axis, m, quantity)
             axis.set_xscale("log", base=2 if quantity == "bytes" else 10)
             if quantity == "bytes":
-                axis.xaxis.set_major_formatter(lambda x, _: f"{x:g} B" if x < 1024 else f"{x / 1024:,.0f} KB")
+                axis.xaxis.set_major_formatter(lambda x, _: readable_bytes(x))
             axis.set(xlabel=AXES[quantity], ylabel=TITLES[arena] if column == 0 else "")
         if ARENAS[arena].quantity == "loss" and report.at(arena):
             axes[line][0].invert_yaxis()  # better is up
@@ -118,9 +119,10 @@ def _recall(report: Frontier) -> Any:
         mean = [100 * q.mean for _, q in some]
         low = [100 * (q.mean - max(q.low, 0.0)) if q.low is not None else 0 for _, q in some]
         high = [100 * (min(q.high, 1.0) - q.mean) if q.high is not None else 0 for _, q in some]
-        axis.errorbar(
-            [i for i, _ in some], mean, [low, high], marker="o", ms=4, lw=1.2, color=color, label=f"keys of {width}"
-        )
+        places = [i for i, _ in some]
+        axis.errorbar(places, mean, [low, high], fmt="o", ms=4, lw=1.2, color=color, label=f"keys of {width}")
+        orders = [(i, y) for i, y in zip(places, mean, strict=True) if names[i] in ORDER_NAMES]
+        axis.plot([i for i, _ in orders], [y for _, y in orders], lw=1.2, color=color)
     labels = ["linear\nattention", *(f"order\n{n}" for n in range(5)), "all orders,\nnorm", "softmax"]
     axis.set_xticks(range(len(names)), labels)
     axis.set(ylim=(-3, 103), ylabel="right answers, %", title="What can be recalled, order by order")
