@@ -278,7 +278,7 @@ def test_gated_deltanet_is_that_of_transformers():
 def test_refusals_are_one_sentence():
     with pytest.raises(sr.MechanismError, match="take a vector norm or Unnormalised"):
         sr.Mechanism(sr.Taylor(2), sr.Sum(), update="delta")
-    with pytest.raises(sr.MechanismError, match="the delta rule"):
+    with pytest.raises(sr.MechanismError, match="Near has no delta rule"):
         sr.Mechanism(sr.Near(sr.Exp(), sr.Taylor(2), window=4), U, norm="l2", update="delta")
     args = Problem(Tq=4).arguments("deltanet", leaves=False)
     with pytest.raises(sr.MechanismError, match="needs causal=True"):
