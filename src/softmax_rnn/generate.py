@@ -78,9 +78,13 @@ def main(argv: list[str]) -> int:
         options["prefill_chunk_size"] = args.chunk
     begin = time.perf_counter()
     out = model.generate(
-        **inputs, **options, max_new_tokens=args.max_new_tokens, pad_token_id=_pad(tokenizer),
-        streamer=_streamer(tokenizer), return_dict_in_generate=True,
-    )  # fmt: skip
+        **inputs,
+        **options,
+        max_new_tokens=args.max_new_tokens,
+        pad_token_id=_pad(tokenizer),
+        streamer=_streamer(tokenizer),
+        return_dict_in_generate=True,
+    )
     if args.stats:
         new = out.sequences.shape[1] - inputs["input_ids"].shape[1]
         rate = new / (time.perf_counter() - begin)

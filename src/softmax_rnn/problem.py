@@ -110,15 +110,32 @@ class Problem:
     def with_past(self, past: KVState | None) -> tuple[KVState, Context]:
         """All keys and values so far, and who sees them."""
         now = KVState(
-            self.mechanism, self.center, self.segment, self.tokens, self.k, self.v, self.keep, self.documents,
-            self.clock, self.channels,
-        )  # fmt: skip
+            self.mechanism,
+            self.center,
+            self.segment,
+            self.tokens,
+            self.k,
+            self.v,
+            self.keep,
+            self.documents,
+            self.clock,
+            self.channels,
+        )
         kv = now if past is None else _joined(past, now)
         queries, causal = self.q.shape[2], self.causal and self.k.shape[2] > 0
         context = Context(
-            queries, kv.key.shape[2], causal, self.k.device, kv.keep, kv.documents, self.setting.window, 0,
-            kv.clock, kv.channels, reads_last=self.causal and not causal,
-        )  # fmt: skip
+            queries,
+            kv.key.shape[2],
+            causal,
+            self.k.device,
+            kv.keep,
+            kv.documents,
+            self.setting.window,
+            0,
+            kv.clock,
+            kv.channels,
+            reads_last=self.causal and not causal,
+        )
         return kv, context
 
 
@@ -141,9 +158,14 @@ def _joined(old: KVState, new: KVState) -> KVState:
     if new.documents is not None:
         documents = running(full(old.documents, old, 0), new.documents, 1)
     return replace(
-        new, key=torch.cat([old.key, new.key], 2), value=torch.cat([old.value, new.value], 2), keep=keep, documents=documents,
-        clock=running(old.clock, new.clock, 2), channels=running(old.channels, new.channels, 2),
-    )  # fmt: skip
+        new,
+        key=torch.cat([old.key, new.key], 2),
+        value=torch.cat([old.value, new.value], 2),
+        keep=keep,
+        documents=documents,
+        clock=running(old.clock, new.clock, 2),
+        channels=running(old.channels, new.channels, 2),
+    )
 
 
 def prepare(
@@ -195,18 +217,43 @@ def prepare(
     documents, segment = _documents(segments, state, k)
     clock, channels = _clocks(m, tensors.get("log_decay"), k, keep)
     return Problem(
-        setting, q, k, v, scale, keep, documents, clock, channels, tensors.get("beta"), segment, center, state, tensors,
-        backend, chunk_size,
-    )  # fmt: skip
+        setting,
+        q,
+        k,
+        v,
+        scale,
+        keep,
+        documents,
+        clock,
+        channels,
+        tensors.get("beta"),
+        segment,
+        center,
+        state,
+        tensors,
+        backend,
+        chunk_size,
+    )
 
 
 def as_state(m: Mechanism, k: Tensor, v: Tensor, keep: Tensor | None = None, center: Tensor | None = None) -> KVState:
     """Keys and values (B, Hkv, T, ...) that somebody else has kept, as ``attention`` would remember them."""
     dims = Dims(len(k), k.shape[1], k.shape[1], 0, k.shape[2], k.shape[3], v.shape[3])
     p = prepare(
-        Setting(m, dims), k[:, :, :0], k, v, {}, scale=None, reference=False, keep=keep, segments=None, center=center,
-        state=None, backend="auto", chunk_size=None,
-    )  # fmt: skip
+        Setting(m, dims),
+        k[:, :, :0],
+        k,
+        v,
+        {},
+        scale=None,
+        reference=False,
+        keep=keep,
+        segments=None,
+        center=center,
+        state=None,
+        backend="auto",
+        chunk_size=None,
+    )
     return p.with_past(None)[0]
 
 

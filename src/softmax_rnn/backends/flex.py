@@ -71,9 +71,15 @@ def flex_lse(
     block_mask = create_block_mask(visible, len(q), None, context.queries, context.keys, device=q.device)
     run: Any = _compiled() if q.device.type == "cuda" else flex_attention
     out, aux = run(
-        q, k, v, score_mod=modified, block_mask=block_mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1],
+        q,
+        k,
+        v,
+        score_mod=modified,
+        block_mask=block_mask,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
         return_aux=AuxRequest(lse=True),
-    )  # fmt: skip
+    )
     some = context.count() > 0
     lse = aux.lse[..., None]
     return torch.where(some, out, torch.zeros_like(out)), torch.where(some, lse, torch.zeros_like(lse))

@@ -25,9 +25,13 @@ CARDS = {
     90: ("H100", 227 * 1024),
 }  # architecture: name, shared memory of one program in bytes
 TYPES = {
-    torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float64: "*fp64", torch.int32: "*i32",
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.float64: "*fp64",
+    torch.int32: "*i32",
     torch.bool: "*i1",
-}  # fmt: skip
+}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WIDTHS = (16, 32, 64, 128)
 TAYLOR10 = [1 / math.factorial(n) for n in range(11)]
@@ -174,9 +178,15 @@ def compile_launch(launch: Any, case: Case) -> Compiled:
     way = {"READ": ", of queries", "REVERSE": ", backward"}
     name = launch.kernel.__name__ + "".join(text for flag, text in way.items() if launch.arguments.get(flag))
     return Compiled(
-        name, **asdict(case), tile=[t.queries, t.keys], warps=t.warps, stages=t.stages, registers=registers,
-        spilled_bytes=spilled, shared_bytes=made.metadata.shared,
-    )  # fmt: skip
+        name,
+        **asdict(case),
+        tile=[t.queries, t.keys],
+        warps=t.warps,
+        stages=t.stages,
+        registers=registers,
+        spilled_bytes=spilled,
+        shared_bytes=made.metadata.shared,
+    )
 
 
 def resources(cubin: bytes) -> tuple[int, int]:

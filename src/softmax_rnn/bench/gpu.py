@@ -26,8 +26,17 @@ from ..files import check_folder
 DEVICE = "cuda"
 ROUNDING = 1e-5  # allowed beside twice the dense computation's error in the same dtype, relative to the largest entry
 CORRECT = (
-    "softmax", "fox", "length", "sink", "delta_softmax", "taylor2", "taylor10", "taylor3_norm", "taylor2_decay", "power2",
-)  # fmt: skip
+    "softmax",
+    "fox",
+    "length",
+    "sink",
+    "delta_softmax",
+    "taylor2",
+    "taylor10",
+    "taylor3_norm",
+    "taylor2_decay",
+    "power2",
+)
 SCANNED = ("linear_elu", "mamba2", "taylor2", "taylor2_decay", "deltanet", "gated_deltanet")
 SOME = ("fox", "taylor10", "taylor2_decay", "gated_deltanet")
 FLEXED = ("norm", "length", "taylor2", "taylor10")  # at one size: each is compiled for each size

@@ -33,8 +33,16 @@ def memory(quick: bool = False) -> Iterator[Comparison]:
             used = max(0.1, in_new_process(attention_peak, "taylor2", form, T, 16, 64))
             shape, scores = f"(1, 8, {T}) forward+backward", 8 * T * T * 4 / 2**20
             yield Comparison(
-                f"taylor2 d=16 {form}", shape, "one T x T tensor", used, scores, None, "MB", curve=f"memory|{form}", length=T
-            )  # fmt: skip
+                f"taylor2 d=16 {form}",
+                shape,
+                "one T x T tensor",
+                used,
+                scores,
+                None,
+                "MB",
+                curve=f"memory|{form}",
+                length=T,
+            )
     short, long = (WARM_UP, 700) if quick else (1024, 65536)
     one, two = (in_new_process(generation_peak, T) for T in (short, long))
     note = f"{one:.0f} MB more than after {WARM_UP} tokens after {short:,}, {two:.0f} MB after {long:,}; a KV cache would grow by "
@@ -103,9 +111,17 @@ def generation_peak(T: int) -> float:
     torch.set_num_threads(2)
     torch.manual_seed(0)
     config = SoftmaxRnnConfig(
-        mechanism="taylor2", vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        max_position_embeddings=2**17, bos_token_id=0, eos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
+        mechanism="taylor2",
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=2**17,
+        bos_token_id=0,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
     model: Any = SoftmaxRnnForCausalLM(config).eval()
 
     def generate(T: int) -> None:

@@ -69,11 +69,28 @@ def linear(order: int, D: int, B: int = 8, H: int = 16, T: int = 4096, E: int = 
     return [
         Work(f"{name}, write", 0, through, tokens * blocks * D, inputs + states),
         Work(f"{name}, pass", 0, 0, states / 2, 2 * states),
-        Work(f"{name}, read", within * D, through + within * E, tokens * (C * 4 + blocks * D), inputs + states + tokens * E * 4),
-        Work(f"{name}, dq", within * D, through + within * (D + E), tokens * (C * 4 + 3 * blocks * D), inputs + states + tokens * E * 4),
-        Work(f"{name}, dk and dv", within * D, 2 * through + within * (D + 2 * E), tokens * (C * 6 + 4 * blocks * D),
-             inputs + states + tokens * E * 4),
-    ]  # fmt: skip
+        Work(
+            f"{name}, read",
+            within * D,
+            through + within * E,
+            tokens * (C * 4 + blocks * D),
+            inputs + states + tokens * E * 4,
+        ),
+        Work(
+            f"{name}, dq",
+            within * D,
+            through + within * (D + E),
+            tokens * (C * 4 + 3 * blocks * D),
+            inputs + states + tokens * E * 4,
+        ),
+        Work(
+            f"{name}, dk and dv",
+            within * D,
+            2 * through + within * (D + 2 * E),
+            tokens * (C * 6 + 4 * blocks * D),
+            inputs + states + tokens * E * 4,
+        ),
+    ]
 
 
 def table() -> str:

@@ -127,7 +127,7 @@ class SoftmaxRnnAttention(LlamaAttention):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """As in the base class; ``attention_mask`` is as ``masks`` describes it."""
+        """One layer's attention; ``attention_mask`` is as ``masks`` describes it."""
         mask = masks.read(attention_mask)
         causal = kwargs.get("is_causal") is not False
         if past_key_values is not None and not causal:

@@ -100,7 +100,7 @@ def seen(keys, lo, hi):
 @triton.jit
 def keys_of(
     RANGES, n, i, offset, Tk, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, CUT: tl.constexpr
-):  # fmt: skip
+):
     """The keys that block i of queries visits, from the beginning of a tile: begin, until where tiles are whole, end."""
     if RANGES is not None:
         at = RANGES + (n * tl.num_programs(0) + i) * 2
@@ -278,7 +278,7 @@ def launch(kernel: Any, grid: tuple[int, ...], tile: Tile, **arguments: Any) -> 
 
 def ranges(
     cq: Tensor | None, ck: Tensor | None, lo: Tensor | None, hi: Tensor | None, Tq: int, Tk: int, causal: bool, tile: Tile
-) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor | None, Tensor | None]:
     """Which keys each block of queries visits, (N, blocks, 2), and which queries each block of keys; None for all that causality leaves.
 
     Bounds and clocks move one way only, so that the first and the last of a block decide.

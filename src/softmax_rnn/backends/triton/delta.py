@@ -50,7 +50,7 @@ def _strengths(K, CK, n, rows, columns, T, scale, D: tl.constexpr, DECAY: tl.con
 @triton.jit
 def delta_inverse(
     K, B, S, CK, T, scale, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr
-):  # fmt: skip
+):
     """S of one chunk: row s is b_s (e_s - sum_{r<s} W_sr S_r), from the first row to the last."""
     c, n = tl.program_id(0), tl.program_id(1).to(tl.int64)
     index = tl.arange(0, C)
@@ -70,7 +70,7 @@ def delta_inverse(
 def delta_forward(
     K, V, S, START, U, LEFT, CK, T, chunks, scale, D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, BD: tl.constexpr,
     BE: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """One chunk after another, for a block of value channels; the state stays in registers."""
     n, columns = tl.program_id(1).to(tl.int64), tl.arange(0, BD)
     values = tl.program_id(0) * BE + tl.arange(0, BE)
@@ -93,7 +93,7 @@ def delta_forward(
 def delta_backward(
     K, GRAD, S, DH, DSTART, BEFORE, M, CK, T, chunks, scale, D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, BD: tl.constexpr,
     BE: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """One chunk before another; DH gets the gradient of the state after each chunk."""
     n, columns = tl.program_id(1).to(tl.int64), tl.arange(0, BD)
     values = tl.program_id(0) * BE + tl.arange(0, BE)
@@ -118,7 +118,7 @@ def delta_backward(
 def delta_gradients(
     K, V, GRAD, U, LEFT, BEFORE, M, H, DH, DK, DB, DC, CK, T, scale, D: tl.constexpr, E: tl.constexpr, C: tl.constexpr,
     BD: tl.constexpr, BE: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """dk, db and dc of one chunk, one block of value channels after another."""
     c, n = tl.program_id(0), tl.program_id(1).to(tl.int64)
     rows, columns = c * C + tl.arange(0, C), tl.arange(0, BD)
@@ -169,12 +169,12 @@ def _sizes(kernel: str, k: Tensor, v: Tensor, c: Tensor | None, scale: float) ->
     return t, {
         "K": k, "CK": c, "T": k.shape[1], "scale": scale, "D": D, "C": t.queries, "BD": padded(D), "DECAY": c is not None,
         "PRECISION": precision(k.dtype), "E": E, "BE": BE,
-    }, triton.cdiv(k.shape[1], t.queries), triton.cdiv(E, BE)  # fmt: skip
+    }, triton.cdiv(k.shape[1], t.queries), triton.cdiv(E, BE)
 
 
 def forward(
     k: Tensor, v: Tensor, b: Tensor, state: Tensor, c: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """k (N, T, D), v (N, T, E), b (N, T), state (N, D, E) -> u (N, T, E), and for the backward pass left and S (N, T, C)."""
     t, arguments, chunks, blocks = _sizes("inverse", k, v, c, scale)
     u, left, inverse = fake(k, v)
@@ -188,7 +188,7 @@ def forward(
 def backward(
     grad: Tensor | None, _left: Tensor | None, _inverse: Tensor | None, k: Tensor, v: Tensor, b: Tensor, state: Tensor,
     c: Tensor | None, scale: float, u: Tensor, left: Tensor, inverse: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of k, v, b, the state and the clock."""
     assert grad is not None
     grad = grad.contiguous()
@@ -208,7 +208,7 @@ def backward(
 
 def plain(
     k: Tensor, v: Tensor, b: Tensor, state: Tensor, c: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """The same in ordinary torch code, dense."""
     from ..delta import delta_dense
 

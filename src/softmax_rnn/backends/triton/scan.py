@@ -51,7 +51,7 @@ def scan_write(
     X, Y, OUT, CX, CK, G, T, c0, c1, c2, D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BLOCKS: tl.constexpr, ORDER0: tl.constexpr, FIRST: tl.constexpr, READ: tl.constexpr, DECAY: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """sum over heads of phi_f(X)^T (faded Y), for one chunk, feature block and block of value channels."""
     c, f, n = tl.program_id(0), tl.program_id(1) // BLOCKS, tl.program_id(2).to(tl.int64)
     rows, columns = c * C + tl.arange(0, C), tl.arange(0, BD)
@@ -74,7 +74,7 @@ def scan_write(
 @triton.jit
 def scan_pass(
     U, START, END, CK, T, chunks, numbers, C: tl.constexpr, BLOCK: tl.constexpr, REVERSE: tl.constexpr, DECAY: tl.constexpr
-):  # fmt: skip
+):
     """The states between chunks, in place of what each chunk wrote; forward in time, or for gradients backward."""
     n = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -94,7 +94,7 @@ def scan_read(
     Q, K, V, H, OUT, CQ, CK, G, T, F, c0, c1, c2, WEIGHT: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BLOCKS: tl.constexpr,
     ORDER0: tl.constexpr, FIRST: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """The output of one chunk and block of value channels: its own keys, and all earlier ones through the state."""
     c, row = tl.program_id(0) // BLOCKS, tl.program_id(1).to(tl.int64)
     n = row // G
@@ -123,7 +123,7 @@ def scan_read(
 def _through(
     acc, X, x, y, H, rows, columns, values, T, F, c0, c1, c2, D: tl.constexpr, E: tl.constexpr, ORDER0: tl.constexpr,
     FIRST: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """Add the gradient of x through phi_f(x) . H_f . y, where y (C, E) has faded already."""
     for f in range(0, F):
         h = load_rows(H + f * D * E, columns, values, D, E)
@@ -142,7 +142,7 @@ def scan_dq(
     Q, K, V, GRAD, H, DQ, CQ, CK, G, T, F, c0, c1, c2, SLOPE: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     ORDER0: tl.constexpr, FIRST: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """dq of one chunk."""
     c, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     n = row // G
@@ -165,7 +165,7 @@ def scan_dq(
         acc = _through(
             acc, Q + row * T * D, q.to(tl.float32), g * factor[:, None], H, rows, columns, values, T, F, c0, c1, c2, D, E,
             ORDER0, FIRST, True, PRECISION,
-        )  # fmt: skip
+        )
     store_rows(DQ + row * T * D, rows, columns, acc, T, D)
 
 
@@ -174,7 +174,7 @@ def scan_dkv(
     Q, K, V, GRAD, DH, DK, DV, CQ, CK, G, T, F, c0, c1, c2, SLOPE: tl.constexpr, REST: tl.constexpr, ADD: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     ORDER0: tl.constexpr, FIRST: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """dk and dv of one chunk, over the query heads that share it. DH has the coefficients already."""
     c, n = tl.program_id(0), tl.program_id(1).to(tl.int64)
     rows, columns = c * C + tl.arange(0, C), tl.arange(0, BD)
@@ -197,7 +197,7 @@ def scan_dkv(
         dk = _through(
             dk, K + n * T * D, wide, v * factor[:, None], DH, rows, columns, values, T, F, c0, c1, c2, D, E, ORDER0, FIRST, False,
             PRECISION,
-        )  # fmt: skip
+        )
         for head in range(0, G):
             row = n * G + head
             q = load_rows(Q + row * T * D, rows, columns, T, D)
@@ -241,7 +241,7 @@ def _sizes(kernel: str, q: Tensor, v: Tensor, ck: Tensor | None, orders: Orders)
     return t, {
         "CK": ck, "G": q.shape[1], "T": q.shape[2], "D": D, "E": E, "C": t.queries, "BD": padded(D), "BE": BE,
         "DECAY": ck is not None, "PRECISION": precision(q.dtype), **orders.arguments(),
-    }, triton.cdiv(E, BE)  # fmt: skip
+    }, triton.cdiv(E, BE)
 
 
 def write_chunks(x: Tensor, y: Tensor, cx: Tensor | None, ck: Tensor | None, orders: Orders, read: bool) -> Tensor:
@@ -251,7 +251,7 @@ def write_chunks(x: Tensor, y: Tensor, cx: Tensor | None, ck: Tensor | None, ord
     out = x.new_empty(N, triton.cdiv(T, t.queries), orders.blocks * D, y.shape[-1], dtype=torch.float32)
     launch(
         scan_write, (out.shape[1], orders.blocks * blocks, N), t, X=x, Y=y, OUT=out, CX=cx, BLOCKS=blocks, READ=read, **arguments
-    )  # fmt: skip
+    )
     return out
 
 
@@ -262,13 +262,13 @@ def pass_states(u: Tensor, start: Tensor, ck: Tensor | None, T: int, chunk: int,
     launch(
         scan_pass, (triton.cdiv(numbers, block), len(u)), t, U=u, START=start, END=end, CK=ck, T=T, chunks=u.shape[1],
         numbers=numbers, C=chunk, BLOCK=block, REVERSE=reverse, DECAY=ck is not None,
-    )  # fmt: skip
+    )
     return end
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, state: Tensor, cq: Tensor | None, ck: Tensor | None, coefficients: Sequence[float]
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """q (N, G, T, D), k (N, T, D), v (N, T, E), state (N, blocks * D, E) -> A (N, G, T, E) and the state after, in float32."""
     orders = Orders(coefficients, q.shape[-1])
     t, arguments, blocks = _sizes("read", q, v, ck, orders)
@@ -284,7 +284,7 @@ def forward(
 def backward(
     grad: Tensor | None, dlast: Tensor | None, q: Tensor, k: Tensor, v: Tensor, state: Tensor, cq: Tensor | None,
     ck: Tensor | None, coefficients: Sequence[float], out: Tensor, after: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of q, k, v, the state and the clocks."""
     orders = Orders(coefficients, q.shape[-1])
     grad = torch.zeros_like(out) if grad is None else grad.contiguous()
@@ -309,7 +309,7 @@ def backward(
 
 def plain(
     q: Tensor, k: Tensor, v: Tensor, state: Tensor, cq: Tensor | None, ck: Tensor | None, coefficients: Sequence[float]
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """The same in ordinary torch code."""
     orders = Orders(coefficients, q.shape[-1])
     wide = (q.float(), k.float(), v.float())
@@ -329,7 +329,7 @@ _operator = operator("triton_scan", forward, backward, plain=plain, fake=fake)
 
 def scan(
     q: Tensor, k: Tensor, v: Tensor, state: Tensor, coefficients: Sequence[float], clock: tuple[Tensor, Tensor] | None
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """As ``backends.scan.scan``, for q, k and v in any of our dtypes. Long sequences in pieces, so that the states of all chunks fit."""
     orders, T = Orders(coefficients, q.shape[-1]), q.shape[2]
     h = orders.spread(state)

@@ -37,14 +37,14 @@ from .common import (
     seen,
     sized,
     store_rows,
-)  # fmt: skip
+)
 
 
 @triton.jit
 def _logits(
     q, k, keys, lo, hi, qh, ql, CK, BIAS, KEEP, Tk, scale, softcap,
     MASKED: tl.constexpr, DECAY: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """y, and cap(x) for the slope of the cap."""
     x = dot(q, tl.trans(k), PRECISION) * scale
     if CAP:  # tanh by exp(-2|x|), which cannot overflow
@@ -68,7 +68,7 @@ def _forward_step(
     acc, high, total, q, K, V, j, lo, hi, qh, ql, CK, BIAS, KEEP, Tk, scale, softcap,
     D: tl.constexpr, E: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     MASKED: tl.constexpr, DECAY: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     keys = j + tl.arange(0, BN)
     k = load_rows(K, keys, tl.arange(0, BD), Tk, D)
     y, _ = _logits(q, k, keys, lo, hi, qh, ql, CK, BIAS, KEEP, Tk, scale, softcap, MASKED, DECAY, CAP, PRECISION)
@@ -86,7 +86,7 @@ def softmax_forward(
     Q, K, V, OUT, LSE, CQ, CK, BIAS, LO, HI, KEEP, RANGES, G, Tq, Tk, offset, scale, softcap,
     D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     CAUSAL: tl.constexpr, CUT: tl.constexpr, DECAY: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """One block of queries against all keys they see."""
     i, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     n = row // G
@@ -107,12 +107,12 @@ def softmax_forward(
         acc, high, total = _forward_step(
             acc, high, total, q, K, V, j, lo, hi, qh, ql, CK, BIAS, KEEP, Tk, scale, softcap, D, E, BN, BD, BE,
             False, DECAY, CAP, PRECISION,
-        )  # fmt: skip
+        )
     for j in range(whole, end, BN):
         acc, high, total = _forward_step(
             acc, high, total, q, K, V, j, lo, hi, qh, ql, CK, BIAS, KEEP, Tk, scale, softcap, D, E, BN, BD, BE,
             True, DECAY, CAP, PRECISION,
-        )  # fmt: skip
+        )
     some = total > 0
     kept = tl.where(some, total, 1.0)
     store_rows(OUT + row * Tq * E, rows, tl.arange(0, BE), acc / kept[:, None], Tq, E)
@@ -123,7 +123,7 @@ def softmax_forward(
 def _slopes(
     q, k, v, g, lse, delta, keys, lo, hi, qh, ql, CK, BIAS, KEEP, Tk, scale, softcap,
     MASKED: tl.constexpr, DECAY: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """p, dy and dx of a tile."""
     y, x = _logits(q, k, keys, lo, hi, qh, ql, CK, BIAS, KEEP, Tk, scale, softcap, MASKED, DECAY, CAP, PRECISION)
     p = tl.exp(y - lse[:, None])
@@ -140,12 +140,12 @@ def _dq_step(
     acc, sums, q, g, lse, delta, K, V, j, lo, hi, qh, ql, CK, BIAS, KEEP, Tk, scale, softcap,
     D: tl.constexpr, E: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     MASKED: tl.constexpr, DECAY: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     keys = j + tl.arange(0, BN)
     k, v = load_rows(K, keys, tl.arange(0, BD), Tk, D), load_rows(V, keys, tl.arange(0, BE), Tk, E)
     _, dy, dx = _slopes(
         q, k, v, g, lse, delta, keys, lo, hi, qh, ql, CK, BIAS, KEEP, Tk, scale, softcap, MASKED, DECAY, CAP, PRECISION
-    )  # fmt: skip
+    )
     if DECAY:
         sums += tl.sum(dy, 1)
     return acc + dot(dx.to(k.dtype), k, PRECISION), sums
@@ -156,7 +156,7 @@ def softmax_dq(
     Q, K, V, GRAD, LSE, DELTA, DQ, SUMS, CQ, CK, BIAS, LO, HI, KEEP, RANGES, G, Tq, Tk, offset, scale, softcap,
     D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     CAUSAL: tl.constexpr, CUT: tl.constexpr, DECAY: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """dq of one block of queries, and the row sums of dy, which are the gradient of their clock."""
     i, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     n = row // G
@@ -178,12 +178,12 @@ def softmax_dq(
         acc, sums = _dq_step(
             acc, sums, q, g, lse, delta, K, V, j, lo, hi, qh, ql, CK, BIAS, KEEP, Tk, scale, softcap, D, E, BN, BD, BE,
             False, DECAY, CAP, PRECISION,
-        )  # fmt: skip
+        )
     for j in range(whole, end, BN):
         acc, sums = _dq_step(
             acc, sums, q, g, lse, delta, K, V, j, lo, hi, qh, ql, CK, BIAS, KEEP, Tk, scale, softcap, D, E, BN, BD, BE,
             True, DECAY, CAP, PRECISION,
-        )  # fmt: skip
+        )
     store_rows(DQ + row * Tq * D, rows, tl.arange(0, BD), acc * scale, Tq, D)
     if DECAY:
         tl.store(SUMS + row * Tq + rows, sums, mask=rows < Tq)
@@ -194,7 +194,7 @@ def softmax_dkv(
     Q, K, V, GRAD, LSE, DELTA, DK, DV, SUMS, CQ, CK, BIAS, LO, HI, KEEP, RANGES, G, Tq, Tk, offset, scale, softcap,
     D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     CAUSAL: tl.constexpr, CUT: tl.constexpr, DECAY: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """dk and dv of one block of keys, over the query heads that share it, and the column sums of dy, for its clock and bias."""
     j, n = tl.program_id(0), tl.program_id(1).to(tl.int64)
     keys = j * BN + tl.arange(0, BN)
@@ -218,7 +218,7 @@ def softmax_dkv(
             qh, ql = load_clock(CQ, n * Tq, rows, Tq, DECAY)
             p, dy, dx = _slopes(
                 q, k, v, g, lse, delta, keys, lo, hi, qh, ql, CK, BIAS, KEEP, Tk, scale, softcap, True, DECAY, CAP, PRECISION
-            )  # fmt: skip
+            )
             dv += dot(tl.trans(p.to(g.dtype)), g, PRECISION)
             dk += dot(tl.trans(dx.to(q.dtype)), q, PRECISION)
             if SUMS is not None:
@@ -249,7 +249,7 @@ def tile(kernel: str, dtype: torch.dtype, width: int) -> Tile:
 def _settings(
     kernel: str, q: Tensor, k: Tensor, v: Tensor, cq: Tensor | None, ck: Tensor | None, bias: Tensor | None,
     lo: Tensor | None, hi: Tensor | None, keep: Tensor | None, causal: bool, scale: float, softcap: float | None,
-) -> tuple[Tile, dict[str, Any], Tensor | None, Tensor | None]:  # fmt: skip
+) -> tuple[Tile, dict[str, Any], Tensor | None, Tensor | None]:
     """The tile of a kernel, its arguments, and what each block of queries and of keys visits."""
     D, E, Tq, Tk = q.shape[-1], v.shape[-1], q.shape[2], k.shape[1]
     t = tile(kernel, q.dtype, max(padded(D), padded(E)))
@@ -259,13 +259,13 @@ def _settings(
         "Tk": Tk, "offset": Tk - Tq if causal else 0, "scale": scale, "softcap": softcap or 0.0, "D": D, "E": E, "BM": t.queries,
         "BN": t.keys, "BD": padded(D), "BE": padded(E), "CAUSAL": causal, "CUT": lo is not None, "DECAY": cq is not None,
         "CAP": softcap is not None, "PRECISION": precision(q.dtype),
-    }, by_query, by_key  # fmt: skip
+    }, by_query, by_key
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, cq: Tensor | None, ck: Tensor | None, bias: Tensor | None, lo: Tensor | None,
     hi: Tensor | None, keep: Tensor | None, causal: bool, scale: float, softcap: float | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """q (N, G, Tq, D), k (N, Tk, D), v (N, Tk, E), all contiguous -> O in the dtype of q, lse (N, G, Tq, 1) in float32."""
     t, arguments, by_query, _ = _settings("forward", q, k, v, cq, ck, bias, lo, hi, keep, causal, scale, softcap)
     out, lse = fake(q, k, v)
@@ -278,7 +278,7 @@ def backward(
     grad: Tensor | None, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, cq: Tensor | None, ck: Tensor | None,
     bias: Tensor | None, lo: Tensor | None, hi: Tensor | None, keep: Tensor | None, causal: bool, scale: float,
     softcap: float | None, out: Tensor, lse: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of q, k, v, the clocks and the bias."""
     grad = torch.zeros_like(out) if grad is None else grad.contiguous()
     delta = (grad.float() * out.float()).sum(-1, keepdim=True)
@@ -301,7 +301,7 @@ def backward(
 def plain(
     q: Tensor, k: Tensor, v: Tensor, cq: Tensor | None, ck: Tensor | None, bias: Tensor | None, lo: Tensor | None,
     hi: Tensor | None, keep: Tensor | None, causal: bool, scale: float, softcap: float | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """The same in ordinary torch code."""
     wide = (q.float() * scale, k.float(), v.float())
     out, lse = softmax_dense(*wide, cq, ck, None, None, bias, lo, hi, keep, causal, softcap)

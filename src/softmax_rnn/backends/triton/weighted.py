@@ -42,13 +42,13 @@ from .common import (
     sized,
     slope_and_rest,
     store_rows,
-)  # fmt: skip
+)
 
 
 @triton.jit
 def _faded(
     w, keys, lo, hi, qh, ql, CK, KEEP, Tk, MASKED: tl.constexpr, DECAY: tl.constexpr
-):  # fmt: skip
+):
     """w times D, 0 for what is not seen."""
     if DECAY:
         kh, kl = load_clock(CK, 0, keys, Tk, True)
@@ -65,7 +65,7 @@ def _forward_step(
     acc, total, q, K, V, j, lo, hi, qh, ql, CK, KEEP, Tk, scale, limit, WEIGHT: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     MASKED: tl.constexpr, DECAY: tl.constexpr, CLAMP: tl.constexpr, TOTAL: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     keys = j + tl.arange(0, BN)
     k = load_rows(K, keys, tl.arange(0, BD), Tk, D)
     x = dot(q, tl.trans(k), PRECISION) * scale
@@ -85,7 +85,7 @@ def weighted_forward(
     Q, K, V, OUT, SUM, CQ, CK, LO, HI, KEEP, RANGES, G, Tq, Tk, offset, scale, limit, WEIGHT: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     CAUSAL: tl.constexpr, CUT: tl.constexpr, DECAY: tl.constexpr, CLAMP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """One block of queries against all keys they see."""
     i, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     n = row // G
@@ -103,12 +103,12 @@ def weighted_forward(
         acc, total = _forward_step(
             acc, total, q, K, V, j, lo, hi, qh, ql, CK, KEEP, Tk, scale, limit, WEIGHT, D, E, BN, BD, BE,
             False, DECAY, CLAMP, SUM is not None, PRECISION,
-        )  # fmt: skip
+        )
     for j in range(whole, end, BN):
         acc, total = _forward_step(
             acc, total, q, K, V, j, lo, hi, qh, ql, CK, KEEP, Tk, scale, limit, WEIGHT, D, E, BN, BD, BE,
             True, DECAY, CLAMP, SUM is not None, PRECISION,
-        )  # fmt: skip
+        )
     store_rows(OUT + row * Tq * E, rows, tl.arange(0, BE), acc, Tq, E)
     if SUM is not None:
         tl.store(SUM + row * Tq + rows, total, mask=rows < Tq)
@@ -118,7 +118,7 @@ def weighted_forward(
 def _slopes(
     q, k, v, g, dz, keys, lo, hi, qh, ql, CK, KEEP, Tk, scale, limit, SLOPE: tl.constexpr, REST: tl.constexpr, ADD: tl.constexpr,
     MASKED: tl.constexpr, DECAY: tl.constexpr, CLAMP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """W, dW and dx of a tile."""
     x = dot(q, tl.trans(k), PRECISION) * scale
     y = tl.minimum(x, limit) if CLAMP else x
@@ -141,7 +141,7 @@ def weighted_dq(
     SLOPE: tl.constexpr, REST: tl.constexpr, ADD: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     CAUSAL: tl.constexpr, CUT: tl.constexpr, DECAY: tl.constexpr, CLAMP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """dq of one block of queries."""
     i, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     n = row // G
@@ -161,7 +161,7 @@ def weighted_dq(
         v = load_rows(V + n * Tk * E, keys, tl.arange(0, BE), Tk, E)
         _w, _dw, dx = _slopes(
             q, k, v, g, dz, keys, lo, hi, qh, ql, CK, KEEP, Tk, scale, limit, SLOPE, REST, ADD, True, DECAY, CLAMP, PRECISION
-        )  # fmt: skip
+        )
         acc += dot(cast(dx, k.dtype), k, PRECISION)
     store_rows(DQ + row * Tq * D, rows, tl.arange(0, BD), acc * scale, Tq, D)
 
@@ -172,7 +172,7 @@ def weighted_dkv(
     SLOPE: tl.constexpr, REST: tl.constexpr, ADD: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     CAUSAL: tl.constexpr, CUT: tl.constexpr, DECAY: tl.constexpr, CLAMP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """dk and dv of one block of keys, over the query heads that share it, and the column sums of W dW, for its clock."""
     j, n = tl.program_id(0), tl.program_id(1).to(tl.int64)
     keys = j * BN + tl.arange(0, BN)
@@ -194,7 +194,7 @@ def weighted_dkv(
             qh, ql = load_clock(CQ, n * Tq, rows, Tq, DECAY)
             w, dw, dx = _slopes(
                 q, k, v, g, dz, keys, lo, hi, qh, ql, CK, KEEP, Tk, scale, limit, SLOPE, REST, ADD, True, DECAY, CLAMP, PRECISION
-            )  # fmt: skip
+            )
             dv += dot(tl.trans(cast(w, g.dtype)), g, PRECISION)
             dk += dot(tl.trans(cast(dx, q.dtype)), q, PRECISION)
             if SUMS is not None:
@@ -227,7 +227,7 @@ def tile(kernel: str, dtype: torch.dtype, width: int) -> Tile:
 def _settings(
     kernel: str, q: Tensor, k: Tensor, v: Tensor, cq: Tensor | None, ck: Tensor | None, lo: Tensor | None,
     hi: Tensor | None, keep: Tensor | None, causal: bool, scale: float, limit: float | None,
-) -> tuple[Tile, dict[str, Any], Tensor | None, Tensor | None]:  # fmt: skip
+) -> tuple[Tile, dict[str, Any], Tensor | None, Tensor | None]:
     """The tile of a kernel, its arguments, and what each block of queries and of keys visits."""
     D, E, Tq, Tk = q.shape[-1], v.shape[-1], q.shape[2], k.shape[1]
     t = tile(kernel, q.dtype, max(padded(D), padded(E)))
@@ -237,13 +237,13 @@ def _settings(
         "offset": Tk - Tq if causal else 0, "scale": scale, "limit": 0.0 if limit is None else limit, "D": D, "E": E,
         "BM": t.queries, "BN": t.keys, "BD": padded(D), "BE": padded(E), "CAUSAL": causal, "CUT": lo is not None,
         "DECAY": cq is not None, "CLAMP": limit is not None, "PRECISION": precision(q.dtype),
-    }, by_query, by_key  # fmt: skip
+    }, by_query, by_key
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, cq: Tensor | None, ck: Tensor | None, lo: Tensor | None, hi: Tensor | None,
     keep: Tensor | None, causal: bool, scale: float, coefficients: Sequence[float], limit: float | None, with_total: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """q (N, G, Tq, D), k (N, Tk, D), v (N, Tk, E), all contiguous -> A (N, G, Tq, E) and Z (N, G, Tq, 1), empty unless asked for."""
     t, arguments, by_query, _ = _settings("forward", q, k, v, cq, ck, lo, hi, keep, causal, scale, limit)
     out, total = fake(q, k, v, with_total)
@@ -251,7 +251,7 @@ def forward(
     weight = runs(coefficients) if coefficients else None
     launch(
         weighted_forward, grid, t, **arguments, OUT=out, SUM=total if with_total else None, RANGES=by_query, WEIGHT=weight
-    )  # fmt: skip
+    )
     return out, total
 
 
@@ -259,7 +259,7 @@ def backward(
     grad: Tensor | None, dtotal: Tensor | None, q: Tensor, k: Tensor, v: Tensor, cq: Tensor | None, ck: Tensor | None,
     lo: Tensor | None, hi: Tensor | None, keep: Tensor | None, causal: bool, scale: float, coefficients: Sequence[float],
     limit: float | None, with_total: bool, out: Tensor, total: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of q, k, v and the clocks."""
     grad = torch.zeros_like(out) if grad is None else grad
     dz = None if dtotal is None or not with_total else dtotal.contiguous()
@@ -284,7 +284,7 @@ def backward(
 def plain(
     q: Tensor, k: Tensor, v: Tensor, cq: Tensor | None, ck: Tensor | None, lo: Tensor | None, hi: Tensor | None,
     keep: Tensor | None, causal: bool, scale: float, coefficients: Sequence[float], limit: float | None, with_total: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """The same in ordinary torch code."""
     wide = (q.float() * scale, k.float(), v.float())
     return weighted_dense(*wide, cq, ck, None, None, lo, hi, keep, causal, coefficients, limit, with_total)
