@@ -222,6 +222,8 @@ def sdpa(
     if any(not isinstance(x, Tensor) or x.ndim < 2 for x in (q, k, v)):
         raise MechanismError("q, k and v must be tensors (..., tokens, dim).")
     lead, (Tq, Tk) = q.shape[:-2], (q.shape[-2], k.shape[-2])
+    if attn_mask is not None and len(lead) != 2:
+        attn_mask = _like_queries(attn_mask, (*lead, Tq, Tk))
     q, k, v = (x if x.ndim == 4 else x.reshape(-1, 1, *x.shape[-2:]) for x in (q, k, v))
     if not enable_gqa and q.shape[1] != k.shape[1]:
         raise MechanismError(f"q has {q.shape[1]} heads, k has {k.shape[1]}: say enable_gqa=True.")
@@ -237,6 +239,14 @@ def sdpa(
     options: dict[str, Any] = {"scale": scale, "key_padding_mask": keep, **tensors}
     out = attention(q, k, v, mechanism, causal=is_causal, **options)
     return out.reshape(*lead, Tq, v.shape[-1])
+
+
+def _like_queries(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The mask of queries (..., Tq, dim) that have no four axes, as they get them: (batch, 1, Tq, Tk)."""
+    try:
+        return mask.expand(shape).reshape(-1, 1, *shape[-2:])
+    except RuntimeError:
+        raise MechanismError(f"attn_mask must broadcast to {shape}, got {tuple(mask.shape)}.") from None
 
 
 def _read_mask(mask: Tensor, batch: int, Tq: int, Tk: int) -> tuple[bool, Tensor | None]:
@@ -258,7 +268,7 @@ def _read_mask(mask: Tensor, batch: int, Tq: int, Tk: int) -> tuple[bool, Tensor
     tril = torch.ones(Tq, Tk, dtype=torch.bool, device=mask.device).tril()
     keys = None if bool(keep.all()) else keep
     if bool((mask == one).all()) and bool((one == keep[:, None, None]).all()):
-        return False, keys
+        return Tq == Tk == 1, keys  # one token is causal, too, which decay asks for
     # Under a causal mask a key that nobody sees is padding; queries that are padding themselves may see nothing or anything.
     seen = one[:, 0] | ~keep[:, :, None] if Tq == Tk else one[:, 0]
     if Tq == Tk and bool((mask == one).all()) and bool((seen == ((tril & keep[:, None]) | ~keep[:, :, None])).all()):

@@ -62,6 +62,12 @@ def check_inputs(m: Mechanism, dims: Dims, q: Tensor, given: Mapping[str, Tensor
     for name, x in declared.items():
         if name not in found and not x.optional:
             raise MechanismError(f"The mechanism '{m}' needs {name}= of shape {dims.shape(x)} ({x.what}).")
+    width = m.kernel.width(dims.key_dim)
+    if m.decay == "channel" and width != dims.key_dim:
+        raise MechanismError(
+            f"Channel decay has a number for each of the {dims.key_dim} key channels, but the feature map of '{m}' makes them {width}: "
+            "take decay='token', or a map that keeps the channels."
+        )
     return found
 
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .api import attention
+from .context import number_documents
 from .errors import MechanismError
 from .slots.base import Input
 from .slots.mechanism import Mechanism
@@ -161,20 +162,32 @@ class ShortConv(nn.Module):
             self.weight[0] = 1.0
 
     def forward(
-        self, x: Tensor, tail: Tensor | None = None, keep: Tensor | None = None, documents: Tensor | None = None
+        self,
+        x: Tensor,
+        tail: Tensor | None = None,
+        keep: Tensor | None = None,
+        documents: Tensor | None = None,
+        last: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """x (B, T, channels) -> the same shape, and the tail (B, width - 1, channels) to go on from."""
+        """x (B, T, channels) -> the same shape, and the tail (B, width - 1, channels) to go on from.
+
+        ``last`` (B,) is the segment id of the token before the first, to which all of the tail belongs.
+        """
         x = x if keep is None else x * keep[..., None]
         if tail is None:
             tail = x.new_zeros(len(x), self.width - 1, x.shape[-1])
         T, all_ = x.shape[1], torch.cat([tail, x], 1)
+        # By their numbers in order: an id may come back in a later document. 0 is that of the tail.
+        number = None if documents is None else F.pad(number_documents(documents, last), (self.width - 1, 0))
         out = x * self.weight[0]
         for j in range(1, self.width):
-            past = all_[:, self.width - 1 - j : self.width - 1 - j + T]
-            if documents is not None:
-                before = F.pad(documents, (j, 0), value=-1)[:, :T]
-                past = past * (before == documents)[..., None]
+            reach = slice(self.width - 1 - j, self.width - 1 - j + T)
+            past = all_[:, reach]
+            if number is not None:
+                past = past * (number[:, reach] == number[:, self.width - 1 :])[..., None]
             out = out + past * self.weight[j]
+        if number is not None:
+            all_ = all_ * (number == number[:, -1:])[..., None]
         return out, all_[:, all_.shape[1] - self.width + 1 :]
 
 
@@ -245,7 +258,8 @@ class Attention(nn.Module):
         qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
         tail = None
         if self.conv is not None:
-            qkv, tail = self.conv(qkv, None if state is None else state.tail, key_padding_mask, segment_ids)
+            before, last = (None, None) if state is None else (state.tail, state.attention.segment)
+            qkv, tail = self.conv(qkv, before, key_padding_mask, segment_ids, last)
         q, k, v = qkv.split([self.o_proj.in_features, *[self.kv_heads * self.head_dim] * 2], -1)
         q, k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in (q, k, v))
         if self.rope is not None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .backends.operators import tracing
 from .context import Context, number_documents
 from .errors import MechanismError
 from .slots.base import Input
@@ -195,27 +196,30 @@ def prepare(
     wide = torch.promote_types(q.dtype, torch.float32)
     if center is not None:
         k = (k.to(wide) - center.to(wide)[:, None]).to(k.dtype)
+    v, log_decay = _without_nan(v, tensors.get("log_decay"), keep)
     if "input_gate" in tensors:
         v = v * tensors["input_gate"].to(v.dtype)[..., None]
     given = q.dtype
     if not m.kernel.exponential or m.decay == "channel":  # feature maps and polynomials in full precision
         q, k = q.to(wide), k.to(wide)
     before = 0 if state is None else state.tokens
-    if m.kernel.longest is not None and before + k.shape[2] > m.kernel.longest:
-        raise MechanismError(f"'{m}' is for at most {m.kernel.longest} tokens, got {before + k.shape[2]}.")
+    tokens = before + (k.shape[2] if setting.causal else max(k.shape[2], q.shape[2]))
+    if m.kernel.longest is not None and tokens > m.kernel.longest:
+        raise MechanismError(f"'{m}' is for at most {m.kernel.longest} tokens, got {tokens}.")
     positions = torch.arange(k.shape[2], device=k.device) + before
-    own = (
-        positions[k.shape[2] - q.shape[2] :]
-        if setting.causal and k.shape[2]
-        else torch.arange(q.shape[2], device=q.device) + before
-    )
+    if not setting.causal:
+        own = torch.arange(q.shape[2], device=q.device)
+    elif k.shape[2]:
+        own = positions[k.shape[2] - q.shape[2] :]
+    else:  # queries without keys stand at the last token, as on the clock of the decay
+        own = torch.full((q.shape[2],), max(before - 1, 0), device=q.device)
     q, k = m.kernel.map_vectors(q, own), m.kernel.map_vectors(k, positions)
     if "log_temperature" in tensors:
         q = q * tensors["log_temperature"].to(q.dtype).exp()[:, None, None]
     if reference:  # which computes in the dtype it is given
         q, k = q.to(given), k.to(given)
     documents, segment = _documents(segments, state, k)
-    clock, channels = _clocks(m, tensors.get("log_decay"), k, keep)
+    clock, channels = _clocks(m, log_decay, k, keep)
     return Problem(
         setting,
         q,
@@ -266,6 +270,16 @@ def _blank(x: Tensor, m: Mechanism, name: str, keep: Tensor) -> Tensor:
     return x.masked_fill(~keep.reshape(shape), 0.0)
 
 
+def _without_nan(v: Tensor, log_decay: Tensor | None, keep: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Where log_decay is NaN the values are instead: a run that has diverged sees it in its output, and clocks can be compared."""
+    if log_decay is None or tracing() or log_decay.device.type != "cpu" or not bool(log_decay.isnan().any()):
+        return v, log_decay
+    bad = log_decay.isnan()
+    at = bad[:, None, None] if bad.ndim == 1 else bad[..., None] if bad.ndim == 3 else bad.any(-1, keepdim=True)
+    at = at if keep is None else at & keep[:, None, :, None]
+    return v.masked_fill(at, torch.nan), log_decay.masked_fill(bad, 0.0)
+
+
 def _clocks(
     m: Mechanism, log_decay: Tensor | None, k: Tensor, keep: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -275,7 +289,7 @@ def _clocks(
     log_decay = log_decay.double()
     if m.decay == "head":
         log_decay = log_decay[None, :, None].expand(k.shape[0], -1, k.shape[2])
-        log_decay = log_decay if keep is None else log_decay * keep[:, None]
+        log_decay = log_decay if keep is None else log_decay.masked_fill(~keep[:, None], 0.0)
     # -inf (forget everything) would make differences of sums NaN; -1e4 gives the same weights, 0.
     total = log_decay.clamp(min=-1e4).cumsum(2)
     return (None, total) if m.decay == "channel" else (total, None)

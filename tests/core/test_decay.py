@@ -67,6 +67,33 @@ def test_forgetting_everything_is_the_last_token(name):
     torch.testing.assert_close(sr.attention(Q, K, V, name, log_decay=all_), V)
 
 
+@pytest.mark.parametrize("form", ["reference", "parallel", "chunked", "recurrent"])
+def test_heads_that_forget_everything_may_be_padded(form):
+    kernel, keep = sr.mechanism("taylor2").kernel, torch.ones(2, 40, dtype=torch.bool)
+    keep[0, :3] = keep[1, 20:22] = False
+    all_ = torch.full((3,), -torch.inf, dtype=torch.float64)
+    out = sr.attention(
+        Q, K, V, sr.Mechanism(kernel, sr.Sum(), decay="head"), log_decay=all_, key_padding_mask=keep, form=form
+    )
+    want = V.clone()  # the last token that is no padding
+    want[0, :, :3], want[1, :, 20:22] = 0, V[1, :, 19:20]
+    torch.testing.assert_close(out, want)
+
+
+@pytest.mark.parametrize("name", ["fox", "norm_decay", "taylor2_decay", "wall", "retnet", "gated_deltanet", "kda"])
+@pytest.mark.parametrize("form", ["reference", "parallel", "chunked", "recurrent"])
+def test_a_decay_that_is_not_a_number_shows(name, form):
+    m = sr.mechanism(name)
+    if form == "chunked" and not m.kernel.finite:
+        pytest.skip("exp has no chunks")
+    fade = {"head": FADE[0, :, 0], "token": FADE, "channel": FADE[..., None].expand(-1, -1, -1, 8)}[m.decay].clone()
+    fade[(1,) if m.decay == "head" else (0, 1, 20)] = torch.nan
+    more = {"beta": torch.full((2, 3, 40), 0.5, dtype=torch.float64)} if m.update == "delta" else {}
+    out = sr.attention(Q, K, V, m, log_decay=fade, form=form, **more)
+    assert out[0, 1, 20:].isnan().all()
+    assert out[:, 2].isfinite().all()
+
+
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_token_decay_of_a_power_is_channel_decay(n):
     token = sr.Mechanism(sr.Power(n), sr.Unnormalised(), decay="token")
@@ -150,6 +177,11 @@ def test_mamba2_is_transformers_own():
         ("softmax", {"window": 3, "causal": False}, "looks back in time"),
         ("taylor2", {"window": 3, "form": "chunked"}, "cannot be taken out"),
         ("near2", {"window": 3}, "a window of its own"),
+        (
+            sr.Mechanism(sr.Linear(sr.CosReweighted(64)), sr.Sum(), decay="channel"),
+            {"log_decay": FADE[..., None].expand(-1, -1, -1, 8)},
+            "each of the 8 key channels, but the feature map .* makes them 16",
+        ),
         ("softmax", {"backend": "cuda"}, "backend must be one of"),
         ("softmax", {"backend": "flex"}, "backend='flex' cannot compute this"),
     ],

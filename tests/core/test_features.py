@@ -43,3 +43,17 @@ def test_orders_together():
 def test_impossible_sizes(d, n):
     with pytest.raises(sr.MechanismError, match=f"d={d}, n={n}"):
         sr.symmetric_dim(d, n)
+
+
+def test_queries_without_keys_stand_at_the_last_token():
+    q, k, v = torch.randn(3, 1, 2, 6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).unbind()
+    whole, state = sr.attention(q, k, v, "cosformer", return_state=True)
+    again = sr.attention(q[:, :, [5, 5]], k[:, :, :0], v[:, :, :0], "cosformer", state=state)
+    torch.testing.assert_close(again, whole[:, :, [5, 5]])
+
+
+def test_more_queries_than_a_map_is_for():
+    m = sr.Mechanism(sr.Linear(sr.CosReweighted(8)), sr.Sum())
+    q, k = torch.ones(1, 1, 9, 4), torch.ones(1, 1, 3, 4)
+    with pytest.raises(sr.MechanismError, match="at most 8 tokens, got 9"):
+        sr.attention(q, k, k, m, causal=False)

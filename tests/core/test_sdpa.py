@@ -56,3 +56,23 @@ def test_options():
 def test_one_sentence(arguments, words):
     with pytest.raises(sr.MechanismError, match=words):
         sr.sdpa(**{"q": Q, "k": K, "v": V, **arguments})
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 2, 3)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_masks_of_queries_without_four_axes(lead, causal):
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(*lead, 6, 4, generator=g) for _ in range(3))
+    mask = torch.rand(*lead, 1, 6, generator=g) > 0.4
+    mask[..., 0] = True
+    mask = mask & torch.ones(6, 6, dtype=torch.bool).tril() if causal else mask
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    torch.testing.assert_close(sr.sdpa(q, k, v, attn_mask=mask, mechanism="softmax"), want)
+    with pytest.raises(sr.MechanismError, match="attn_mask must broadcast to"):
+        sr.sdpa(q, k, v, attn_mask=mask[..., :5], mechanism="softmax")
+
+
+def test_a_causal_mask_of_one_token():
+    q = torch.randn(1, 1, 1, 4, generator=torch.Generator().manual_seed(0))
+    one, zero = torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, 1, 1)
+    torch.testing.assert_close(sr.sdpa(q, q, q, attn_mask=one, mechanism="fox", log_decay=zero), q)
