@@ -64,13 +64,18 @@ def _joined(parts: list[tuple[Tensor, ...]], T: int) -> tuple[Tensor, Tensor]:
     return out.contiguous() if torch.compiler.is_exporting() else out, state
 
 
+def _order_1(coefficients: Sequence[float]) -> bool:
+    """What linear.py computes. In an exported program, whose length may be any, it would keep a number of states that nobody knows."""
+    return tuple(coefficients) == linear.ORDER_1 and not torch.compiler.is_exporting()
+
+
 def scan(x: Sequences, coefficients: Sequence[float], chunk_size: int | None = None) -> tuple[Tensor, Tensor]:
     """The output (N, G, T, E) and the state after. T = 0 is allowed."""
     if x.q.numel() == 0:
         return x.q.new_zeros(*x.q.shape[:3], x.v.shape[-1]) + x.q.sum() * 0, x.state
     chunk = x.chunk(chunk_size)
     tensors, _ = x.whole(chunk)
-    if tuple(coefficients) == linear.ORDER_1:
+    if _order_1(coefficients):
         return _joined([linear.scan_operator(*tensors, chunk)], x.q.shape[2])
     parts = [scan_operator(*some, list(coefficients), chunk) for some in x.few(tensors, chunk)]
     return _joined(parts, x.q.shape[2])
@@ -86,7 +91,7 @@ def delta_scan(
     tensors, pad = x.whole(chunk)
     q, k, v, state, cq, ck, aq, ak = tensors
     b = F.pad(beta, (0, pad)).contiguous()  # 0 writes nothing
-    if tuple(coefficients) == linear.ORDER_1:
+    if _order_1(coefficients):
         return _joined([linear_delta.delta_operator(q, k, v, b, state, cq, ck, aq, ak, scale, chunk)], x.q.shape[2])
     parts = []
     for Q, K, V, S, CQ, CK, AQ, AK, b_ in x.few([*tensors, b], chunk):
