@@ -37,6 +37,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(tiles, "KEYS", 5)
     monkeypatch.setattr(flash_decay, "ROWS", (8, 4))
     monkeypatch.setattr(flash_decay, "CALM", 6.0)
+    monkeypatch.setattr(flash_decay, "ONCE", 6.0)
 
 
 @pytest.mark.parametrize("options", OPTIONS)

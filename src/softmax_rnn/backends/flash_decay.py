@@ -30,6 +30,7 @@ from .tiles import _softmax, _softmax_backward
 
 ROWS = (512, 256, 128, 64, 32)  # queries per block, the most that stay calm
 CALM = 32.0  # how far the clock may fall within a block
+ONCE = 60.0  # and within a sequence that is one block, whose weights have no further to fall
 FADED = {torch.float32: 20.0, torch.float64: 40.0}
 GONE = -1e5  # a score whose exponential is 0
 PAD = 8  # channels added in the backward pass, so that rows stay aligned
@@ -51,7 +52,8 @@ def _rows(clock: Tensor, queries: int) -> int | None:
     for rows in (queries, *(r for r in ROWS if r < queries)):
         begins = now[:, :, ::rows]
         ends = torch.cat([now[:, :, rows - 1 :: rows], now[:, :, -1:]], 2)[:, :, : begins.shape[2]]
-        if bool((begins - ends).max() <= CALM):
+        whole = rows == queries == clock.shape[2]
+        if bool((begins - ends).max() <= (ONCE if whole else CALM)):
             return rows
     return None
 
