@@ -173,6 +173,11 @@ class _Sequences:
         return du, dstates
 
 
+def _dots(a: Tensor, b: Tensor) -> Tensor:
+    """Sums of products over the last axis, a sequence at a time, so that the products stay in cache."""
+    return torch.stack([(x * y).sum(-1) for x, y in zip(a, b, strict=True)])
+
+
 def _clock(c: Tensor | None, a: Tensor | None) -> Tensor | None:
     """The clocks of tokens (N, T) and of channels (N, T, d) as one, (N, T, 1 or d)."""
     return _sum(None if c is None else c[..., None], a)
@@ -228,8 +233,8 @@ class _Gradients:
             return [None] * 4
         end = None if dlast is None else (dlast * after).sum(-1)  # the last state grows with the last of all
         if s.values is not None:  # outputs grow with their clock, values fall
-            dck = (dv.mul_(s.values.late) * v).sum(-1).neg_().double()
-            dcq = torch.zeros_like(dck) if grad is None else (grad * out).sum(-1).sum(1).double()
+            dck = _dots(dv.mul_(s.values.late), v).neg_().double()
+            dcq = torch.zeros_like(dck) if grad is None else _dots(grad, out).sum(1).double()
             if end is not None:
                 dck[:, -1] += end.sum(-1)
             return [dcq, dck, None, None]
