@@ -94,6 +94,22 @@ def test_a_decay_that_is_not_a_number_shows(name, form):
     assert out[:, 2].isfinite().all()
 
 
+@pytest.mark.parametrize("fade", [-0.5, -25.0, -50.0])
+@pytest.mark.parametrize("update", ["add", "delta"])
+@pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
+def test_channels_that_fall_far_leave_their_powers_finite(fade, update, form):
+    m = sr.Mechanism(sr.Taylor(4), sr.Unnormalised(), norm="l2", decay="channel", update=update)
+    T = 3 if fade < -1 else 100
+    q, k, v = (draw(1, 2, T, 4, seed=s, dtype=torch.float32).requires_grad_() for s in range(3))
+    more = {"log_decay": torch.full((1, 2, T, 4), fade), "beta": torch.ones(1, 2, T)}
+    more = {n: x for n, x in more.items() if n in m.parameters}
+    out = sr.attention(q, k, v, m, form=form, **more)
+    wide = (x.detach().double() for x in (q, k, v))
+    want = sr.attention(*wide, m, form="reference", **{n: x.double() for n, x in more.items()})
+    torch.testing.assert_close(out.double(), want, rtol=0, atol=1e-4)
+    assert all(x.isfinite().all() for x in torch.autograd.grad(out.square().sum(), (q, k, v)))
+
+
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_token_decay_of_a_power_is_channel_decay(n):
     token = sr.Mechanism(sr.Power(n), sr.Unnormalised(), decay="token")

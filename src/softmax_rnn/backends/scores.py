@@ -51,11 +51,11 @@ def _pairs(aq: Tensor, ak: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def inside(q: Tensor, k: Tensor, aq: Tensor, ak: Tensor) -> Tensor:
-    """Scores of a block with itself: q (M, G, C, d), k (M, C, d), clocks (M, C, d) -> (M, G, C, C); right where s <= t."""
+    """Scores of a block with itself: q (M, G, C, d), k (M, C, d), clocks (M, C, d) -> (M, G, C, C); 0 where s > t."""
     M, G, C, _ = q.shape
     if _narrow(aq, ak):
         left, right, *_ = _past(q, k, aq, ak, ak[:, :1])
-        return torch.matmul(left, right.mT[:, None])
+        return torch.matmul(left, right.mT[:, None]).tril_()  # above, e^60 would be, whose powers no mask makes 0
     if C <= SUB:
         pairs = _pairs(aq, ak, q.dtype).mul_(k[:, None])  # (M, C, C, d)
         return torch.matmul(q.transpose(1, 2), pairs.mT).transpose(1, 2)  # (M, C, G, C) -> (M, G, C, C)
