@@ -84,7 +84,7 @@ def _call(
 def _tiles(
     k: Tensor, v: Tensor, b: Tensor, c: Tensor | None, a: Tensor | None, bias: Tensor | None, lo: Tensor | None,
     coefficients: Sequence[float], limit: float | None, softcap: float | None, scale: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     new = b.shape[1]
     kernel, first = _Kernel(coefficients, limit, softcap), k.shape[1] - new
     u, p = v.clone(), v[:, first:].clone()
@@ -102,7 +102,7 @@ def _tiles_backward(
     grad: Tensor | None, _: Tensor | None, k: Tensor, v: Tensor, b: Tensor, c: Tensor | None, a: Tensor | None,
     bias: Tensor | None, lo: Tensor | None, coefficients: Sequence[float], limit: float | None, softcap: float | None,
     scale: float, u: Tensor, p: Tensor,
-) -> Gradients:  # fmt: skip
+) -> Gradients:
     assert grad is not None
     new, kernel = b.shape[1], _Kernel(coefficients, limit, softcap)
     first = k.shape[1] - new
@@ -127,7 +127,7 @@ def _tiles_backward(
 def _gathered(
     dq: Tensor, dk: Tensor, k: Tensor, v: Tensor, c: Tensor | None, a: Tensor | None, bias: Tensor | None, scale: float,
     outside: Tensor, total: Tensor, m: Tensor, written: Tensor, p: Tensor, first: int,
-) -> Gradients:  # fmt: skip
+) -> Gradients:
     """All gradients from those of the scores (as readers dq, as read dk), G, l and m."""
     db = (total[:, first:] * p).sum(-1)
     dv = torch.cat([total[:, :first], m], 1) if first else m
@@ -146,7 +146,7 @@ def _gathered(
 def delta_dense(
     k: Tensor, v: Tensor, b: Tensor, c: Tensor | None, a: Tensor | None, bias: Tensor | None, lo: Tensor | None,
     coefficients: Sequence[float], limit: float | None, softcap: float | None, scale: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """u and p as the formula reads, with all of W in memory; differentiated by autograd."""
     first = k.shape[1] - b.shape[1]
     q = k[:, None, first:] * scale
@@ -168,13 +168,13 @@ def delta_dense(
 _tiles_operator = operator(
     "delta_tiles", _tiles, _tiles_backward, plain=delta_dense, constants=1,
     fake=lambda k, v, b, *_: (v.new_empty(*b.shape, v.shape[-1]), v.new_empty(*b.shape, v.shape[-1])),
-)  # fmt: skip
+)
 
 
 def delta_tiles(
     k: Tensor, v: Tensor, b: Tensor, c: Tensor | None, a: Tensor | None, bias: Tensor | None, lo: Tensor | None,
     coefficients: Sequence[float], limit: float | None, softcap: float | None, scale: float,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """k (N, T, D), v (N, T, E), b (N, new) -> u (N, new, E) of the last ``new`` keys; before them v holds what was written.
 
     Clocks c (N, T) and a (N, T, D) in float64, bias (N, T); lo (N, new) is the first key that each new one sees.
@@ -210,7 +210,7 @@ def _reads(block: _Block, phi: Features, rows: Tensor, coefficients: Sequence[fl
 def _scan(
     k: Tensor, v: Tensor, b: Tensor, state: Tensor, c: Tensor | None, a: Tensor | None,
     coefficients: Sequence[float], scale: float, chunk: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     phi, (N, T, E) = Features(coefficients, k.shape[-1], k), v.shape
     q, state = (k * scale)[:, None], state / phi.root
     u, p, inverse = torch.empty_like(v), torch.empty_like(v), v.new_empty(N, T, chunk)
@@ -241,7 +241,7 @@ def _scan_backward(
     grad: Tensor | None, _p: Tensor | None, _inverse: Tensor | None, k: Tensor, v: Tensor, b: Tensor, state: Tensor,
     c: Tensor | None, a: Tensor | None, coefficients: Sequence[float], scale: float, chunk: int,
     u: Tensor, p: Tensor, inverse: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     assert grad is not None
     phi, (N, _, E) = Features(coefficients, k.shape[-1], k), v.shape
     total, m, q = torch.empty_like(u), torch.empty_like(u), (k * scale)[:, None]
@@ -283,7 +283,7 @@ def _scan_backward(
 def delta_scan_plain(
     k: Tensor, v: Tensor, b: Tensor, state: Tensor, c: Tensor | None, a: Tensor | None,
     coefficients: Sequence[float], scale: float, chunk: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """u, p and the inverse of each chunk, (I + diag(b) W)^-1 diag(b), one chunk after another; differentiated by autograd."""
     orders = [n for n, x in enumerate(coefficients) if x != 0]
     weight = torch.cat([k.new_full((symmetric_dim(k.shape[-1], n),), coefficients[n]) for n in orders])
@@ -318,4 +318,4 @@ def delta_scan_plain(
 delta_operator = operator(
     "delta_scan", _scan, _scan_backward, plain=delta_scan_plain, constants=2,
     fake=lambda k, v, *o: (torch.empty_like(v), torch.empty_like(v), v.new_empty(*v.shape[:2], o[-1])),
-)  # fmt: skip
+)

@@ -55,7 +55,7 @@ def weighted_dense(
     q: Tensor, k: Tensor, v: Tensor, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None,
     lo: Tensor | None, hi: Tensor | None, keep: Tensor | None, causal: bool, coefficients: Sequence[float], limit: float | None,
     with_total: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """q (N, G, Tq, D), k (N, Tk, D), v (N, Tk, E) -> A (N, G, Tq, E) and Z (N, G, Tq, 1), empty unless ``with_total``."""
     seen = _seen(q, k, lo, hi, causal)
     seen = seen if keep is None else seen & keep[:, None, None]
@@ -67,7 +67,7 @@ def weighted_dense(
 def softmax_dense(
     q: Tensor, k: Tensor, v: Tensor, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None,
     bias: Tensor | None, lo: Tensor | None, hi: Tensor | None, keep: Tensor | None, causal: bool, softcap: float | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Softmax output (N, G, Tq, E) and log-sum-exp (N, G, Tq, 1); rows that see no key give 0 and 0."""
     seen = _seen(q, k, lo, hi, causal)
     seen = seen if keep is None else seen & keep[:, None, None]

@@ -56,7 +56,7 @@ def _heads_last(like: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _flash(
     q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, lo: Tensor | None, hi: Tensor | None, causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     if lo is None or hi is None:
         return _forward(q, k, v, 0.0, causal, attn_mask=_additive(None, keep, q.dtype), scale=scale)
     out, lse = torch.zeros_like(q), _heads_last(q[..., 0], torch.promote_types(q.dtype, torch.float32))
@@ -83,7 +83,7 @@ def _with_lse_gradient(out: Tensor, grad: Tensor, dlse: Tensor) -> Tensor:
 def _flash_backward(
     grad: Tensor | None, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None,
     lo: Tensor | None, hi: Tensor | None, causal: bool, scale: float, out: Tensor, lse: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     grad = torch.zeros_like(out) if grad is None else grad  # lse is only ever used as a factor on the output
     if dlse is not None:
         out = _with_lse_gradient(out, grad, dlse)
@@ -104,7 +104,7 @@ def _flash_backward(
 
 def _flash_plain(
     q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, lo: Tensor | None, hi: Tensor | None, causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     B, H, Tq, D = q.shape
     Hkv = k.shape[1]
     rows: list[Any] = [None if x is None else x.expand(B, -1).repeat_interleave(Hkv, 0) for x in (lo, hi, keep)]
@@ -119,7 +119,7 @@ _operator = operator(
     "flash", _flash, _flash_backward, plain=_flash_plain,
     fake=lambda q, *_: (torch.empty_like(q), _heads_last(q[..., 0], torch.promote_types(q.dtype, torch.float32))),
     fake_backward=lambda grad, dlse, *tensors: tuple(_heads_last(x, x.dtype) for x in tensors[:3]),
-)  # fmt: skip
+)
 
 
 def flash_lse(

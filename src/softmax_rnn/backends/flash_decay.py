@@ -128,7 +128,7 @@ def _grouped(
 
 def _decayed(
     q: Tensor, k: Tensor, v: Tensor, clock: Tensor, keep: Tensor | None, lo: Tensor | None, hi: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     B, H, Tq, _ = q.shape
     rows = _rows(clock, Tq) if lo is None else None
     if rows is None:
@@ -167,7 +167,7 @@ def _added(total: Tensor | None, at: slice, x: Tensor) -> Tensor:
 def _decayed_backward(
     grad: Tensor | None, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, clock: Tensor, keep: Tensor | None,
     lo: Tensor | None, hi: Tensor | None, scale: float, out: Tensor, lse: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     grad = torch.zeros_like(out) if grad is None else grad
     rows = _rows(clock, q.shape[2]) if lo is None else None
     if rows is None:
@@ -196,7 +196,7 @@ def _decayed_backward(
 def _tiles_backward(
     grad: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, clock: Tensor, keep: Tensor | None,
     lo: Tensor | None, hi: Tensor | None, scale: float, out: Tensor, lse: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     B, Hkv, _ = clock.shape
     Tq = q.shape[2]
     shape = (B * Hkv, q.shape[1] // Hkv, Tq, -1)
@@ -212,7 +212,7 @@ def _tiles_backward(
 
 def _plain(
     q: Tensor, k: Tensor, v: Tensor, clock: Tensor, keep: Tensor | None, lo: Tensor | None, hi: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     out, lse = softmax_dense(*_grouped(q, k, v, clock, keep, lo, hi, scale))
     return out.reshape(q.shape), lse.reshape(q.shape[:3])
 
@@ -220,12 +220,12 @@ def _plain(
 _operator = operator(
     "flash_decay", _decayed, _decayed_backward, plain=_plain,
     fake=lambda q, *_: (torch.empty_like(q), q.new_empty(q.shape[:3])),
-)  # fmt: skip
+)
 
 
 def flash_decay_lse(
     q: Tensor, k: Tensor, v: Tensor, clock: Tensor, keep: Tensor | None, bounds: tuple[Tensor, Tensor] | None, scale: float
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Softmax output (B, H, Tq, D) and lse (B, H, Tq), causal; ``clock`` (B, Hkv, Tk), the queries are the last of the tokens."""
     lo, hi = (None, None) if bounds is None else bounds
     q, k, v = (x.contiguous() for x in (q, k, v))

@@ -249,7 +249,7 @@ class _Gradients:
 def _scan(
     q: Tensor, k: Tensor, v: Tensor, state: Tensor, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None,
     chunk: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     s = _Sequences(q, k, v, (cq, ck, aq, ak), 1.0, chunk)
     out, scores, states = q.new_empty(*q.shape[:3], v.shape[-1]), s.q.new_empty(*q.shape[:3], chunk), s.states(state)
     if s.steep:
@@ -266,7 +266,7 @@ def _scan_backward(
     grad: Tensor | None, dlast: Tensor | None, _states: Tensor | None, _scores: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
     state: Tensor, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None, chunk: int,
     out: Tensor, after: Tensor, states: Tensor, scores: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     s = _Sequences(q, k, v, (cq, ck, aq, ak), 1.0, chunk)
     if s.steep:
         return scan._scan_backward(grad, dlast, q, k, v, state, cq, ck, aq, ak, ORDER_1, chunk, out, after)
@@ -286,7 +286,7 @@ def _scan_backward(
 def scan_plain(
     q: Tensor, k: Tensor, v: Tensor, state: Tensor, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None,
     chunk: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """As ``scan.py`` says it."""
     return scan.scan_plain(q, k, v, state, cq, ck, aq, ak, ORDER_1, chunk)
 
@@ -300,4 +300,4 @@ def _fake(q: Tensor, v: Tensor, state: Tensor, chunk: int) -> tuple[Tensor, Tens
 scan_operator = operator(
     "linear_scan", _scan, _scan_backward, plain=scan_plain, constants=2,
     fake=lambda q, k, v, state, *others: _fake(q, v, state, others[-1]),
-)  # fmt: skip
+)

@@ -24,7 +24,7 @@ from .operators import operator
 def _delta(
     q: Tensor, k: Tensor, v: Tensor, b: Tensor, state: Tensor, cq: Tensor | None, ck: Tensor | None,
     aq: Tensor | None, ak: Tensor | None, scale: float, chunk: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     s = _Sequences(q, k, v, (cq, ck, aq, ak), scale, chunk)
     out, scores, states = q.new_empty(*q.shape[:3], v.shape[-1]), s.q.new_empty(*q.shape[:3], chunk), s.states(state)
     u, inverse, w = torch.empty_like(v), v.new_empty(s.N, s.T, chunk), torch.empty_like(k)
@@ -53,7 +53,7 @@ def _delta_backward(
     _5: Tensor | None, q: Tensor, k: Tensor, v: Tensor, b: Tensor, state: Tensor,
     cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None, scale: float, chunk: int,
     out: Tensor, after: Tensor, states: Tensor, scores: Tensor, u: Tensor, inverse: Tensor, w: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     s = _Sequences(q, k, v, (cq, ck, aq, ak), scale, chunk)
     if s.steep:
         return _delta_backward_steep(grad, dlast, q, k, v, b, state, cq, ck, aq, ak, scale, chunk, out, after)
@@ -83,7 +83,7 @@ def _delta_backward(
 def _delta_backward_steep(
     grad: Tensor | None, dlast: Tensor | None, q: Tensor, k: Tensor, v: Tensor, b: Tensor, state: Tensor, cq: Tensor | None,
     ck: Tensor | None, aq: Tensor | None, ak: Tensor | None, scale: float, chunk: int, out: Tensor, after: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The two operators one after the other."""
     made = delta._scan(k, v, b, state, ck, ak, ORDER_1, scale, chunk)
     dq, dk, du, dstate, dcq, dck, daq, dak = scan._scan_backward(
@@ -102,7 +102,7 @@ def unit_inverse(a: Tensor, b: Tensor) -> Tensor:
 def delta_plain(
     q: Tensor, k: Tensor, v: Tensor, b: Tensor, state: Tensor, cq: Tensor | None, ck: Tensor | None,
     aq: Tensor | None, ak: Tensor | None, scale: float, chunk: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """As ``delta.py`` and ``scan.py`` say it."""
     u = delta.delta_scan_plain(k, v, b, state, ck, ak, ORDER_1, scale, chunk)[0]
     return scan.scan_plain(q, k, u, state, cq, ck, aq, ak, ORDER_1, chunk)
@@ -113,4 +113,4 @@ delta_operator = operator(
     fake=lambda q, k, v, b, state, *others: (
         *_fake(q, v, state, others[-1]), torch.empty_like(v), v.new_empty(*v.shape[:2], others[-1]), torch.empty_like(k),
     ),
-)  # fmt: skip
+)

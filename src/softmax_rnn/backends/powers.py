@@ -161,7 +161,7 @@ def _symmetric_powers_backward(grad: Tensor | None, x: Tensor, orders: Sequence[
 _operator = operator(
     "symmetric_powers", _symmetric_powers, _symmetric_powers_backward, plain=_symmetric_powers,
     fake=lambda x, orders: x.new_empty(len(x), sum(symmetric_dim(x.shape[-1], n) for n in orders)),
-)  # fmt: skip
+)
 
 
 def symmetric_powers(x: Tensor, orders: Sequence[int]) -> Tensor:
@@ -317,11 +317,11 @@ write_operator = operator(
     fake=lambda k, v, coefficients: k.new_empty(
         len(k), sum(symmetric_dim(k.shape[-1], n) for n in _orders(coefficients)), v.shape[-1]
     ),
-)  # fmt: skip
+)
 read_operator = operator(
     "read", _read, _read_backward, plain=_read_plain,
     fake=lambda q, state, coefficients: q.new_empty(*q.shape[:2], state.shape[-1]),
-)  # fmt: skip
+)
 
 
 def write(k: Tensor, v: Tensor, coefficients: Sequence[float]) -> Tensor:

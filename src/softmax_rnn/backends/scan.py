@@ -38,7 +38,7 @@ def _orders(coefficients: Sequence[float]) -> list[int]:
 def scan_plain(
     q: Tensor, k: Tensor, v: Tensor, state: Tensor, cq: Tensor | None, ck: Tensor | None,
     aq: Tensor | None, ak: Tensor | None, coefficients: Sequence[float], chunk: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """The algorithm as the docstring above says it, one chunk after another; differentiated by autograd."""
     orders = _orders(coefficients)
     weight = torch.cat([q.new_full((symmetric_dim(q.shape[-1], n),), coefficients[n]) for n in orders])
@@ -207,7 +207,7 @@ def _blocks(q: Tensor, chunk: int, clocks: _Clocks, phi: Features) -> Iterator[_
 def _scan(
     q: Tensor, k: Tensor, v: Tensor, state: Tensor, cq: Tensor | None, ck: Tensor | None,
     aq: Tensor | None, ak: Tensor | None, coefficients: Sequence[float], chunk: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     phi = Features(coefficients, q.shape[-1], q)
     out = q.new_empty(*q.shape[:3], v.shape[-1])
     state = state / phi.root
@@ -225,7 +225,7 @@ def _scan_backward(
     grad: Tensor | None, dstate: Tensor | None, q: Tensor, k: Tensor, v: Tensor, state: Tensor,
     cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None,
     coefficients: Sequence[float], chunk: int, out: Tensor, after: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     phi = Features(coefficients, q.shape[-1], q)
     grad = torch.zeros_like(out) if grad is None else grad.contiguous()
     dlast = torch.zeros_like(after) if dstate is None else dstate
@@ -262,7 +262,7 @@ def _scan_backward(
 scan_operator = operator(
     "scan", _scan, _scan_backward, plain=scan_plain,
     fake=lambda q, k, v, state, *_: (q.new_empty(*q.shape[:3], v.shape[-1]), torch.empty_like(state)),
-)  # fmt: skip
+)
 
 
 def default_chunk(rows: int, group: int = 1) -> int:

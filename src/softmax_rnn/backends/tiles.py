@@ -114,7 +114,7 @@ class _Call:
     def __init__(
         self, q: Tensor, k: Tensor, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None,
         lo: Tensor | None, hi: Tensor | None, keep: Tensor | None, causal: bool, bias: Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.q, self.k, self.cq, self.ck, self.aq, self.ak = q, k, cq, ck, aq, ak
         self.lo, self.hi, self.keep, self.causal, self.bias = lo, hi, keep, causal, bias
 
@@ -184,7 +184,7 @@ def _weighted(
     q: Tensor, k: Tensor, v: Tensor, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None,
     lo: Tensor | None, hi: Tensor | None, keep: Tensor | None, causal: bool, coefficients: Sequence[float], limit: float | None,
     with_total: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     group = q.shape[1]
     out = q.new_zeros(*q.shape[:3], v.shape[-1])
     total = q.new_zeros(*q.shape[:3], 1 if with_total else 0)
@@ -202,7 +202,7 @@ def _weighted_backward(
     cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None, lo: Tensor | None, hi: Tensor | None,
     keep: Tensor | None, causal: bool, coefficients: Sequence[float], limit: float | None, with_total: bool,
     out: Tensor, total: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     group = q.shape[1]
     grad = torch.zeros_like(out) if grad is None else grad.contiguous()
     gtotal = None if gtotal is None or not with_total else gtotal.contiguous()
@@ -239,7 +239,7 @@ def _cap_(x: Tensor, softcap: float | None) -> Tensor:
 def _softmax(
     q: Tensor, k: Tensor, v: Tensor, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None,
     bias: Tensor | None, lo: Tensor | None, hi: Tensor | None, keep: Tensor | None, causal: bool, softcap: float | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     group = q.shape[1]
     out, lse = q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(*q.shape[:3], 1)
     for t in _Call(q, k, cq, ck, aq, ak, lo, hi, keep, causal, bias).tiles():
@@ -255,7 +255,7 @@ def _softmax_backward(
     grad: Tensor | None, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
     cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None, bias: Tensor | None,
     lo: Tensor | None, hi: Tensor | None, keep: Tensor | None, causal: bool, softcap: float | None, out: Tensor, lse: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     group = q.shape[1]
     grad = torch.zeros_like(out) if grad is None else grad.contiguous()
     delta = (grad * out).sum(-1, keepdim=True)
@@ -286,7 +286,7 @@ def _shapes(q: Tensor, v: Tensor, columns: int) -> tuple[Tensor, Tensor]:
 weighted_tiles = operator(
     "weighted_sum", _weighted, _weighted_backward, plain=weighted_dense,
     fake=lambda q, k, v, *others: _shapes(q, v, int(others[-1])),
-)  # fmt: skip
+)
 softmax_tiles = operator(
     "softmax_lse", _softmax, _softmax_backward, plain=softmax_dense, fake=lambda q, k, v, *_: _shapes(q, v, 1)
 )

@@ -95,9 +95,18 @@ class Chunked(Form):
     def sweep(self, call: MomentsCall, clock: Clocks, channels: Clocks) -> tuple[Tensor, Tensor]:
         """Forward in time; under the delta rule first what is written, then the sums."""
         asked = ScanCall(
-            call.q, call.k, call.v, call.moments, call.coefficients, call.chunk_size, clock, channels, call.beta, call.scale,
+            call.q,
+            call.k,
+            call.v,
+            call.moments,
+            call.coefficients,
+            call.chunk_size,
+            clock,
+            channels,
+            call.beta,
+            call.scale,
             call.dtype,
-        )  # fmt: skip
+        )
         return scan_sums(asked, call.backend)
 
     def _near(self, p: Problem, kernel: Near) -> tuple[Sums, Tensor, State]:
@@ -218,9 +227,20 @@ def moments_call(
     q = q.reshape(B * Hkv, H // Hkv, q.shape[2], D)
     k, v, moments = (x.flatten(0, 1) for x in (k, v, moments))
     return MomentsCall(
-        q, k, v, moments, kernel.coefficients or (), (B, Hkv), with_sum, columns, p.chunk_size, p.scale, beta,
-        p.q.dtype, p.backend,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        moments,
+        kernel.coefficients or (),
+        (B, Hkv),
+        with_sum,
+        columns,
+        p.chunk_size,
+        p.scale,
+        beta,
+        p.q.dtype,
+        p.backend,
+    )
 
 
 def _count(p: Problem, before: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -50,10 +50,18 @@ def write(p: Problem, kv: KVState, context: Context) -> tuple[KVState, Context]:
         lo = replace(context, queries=new, causal=True).bounds()[0].expand(B, -1).repeat_interleave(Hkv, 0)
     b = relative(p.beta, k, kernel, p.scale).to(wide)
     u = delta_tiles(
-        k.to(wide).flatten(0, 1), kv.value.to(wide).flatten(0, 1), b.flatten(0, 1),
-        _flat(context.clock), _flat(context.channels), _flat(None if context.bias is None else context.bias.to(wide)), lo,
-        kernel.coefficients or (), kernel.limit, getattr(kernel, "softcap", None), p.scale,
-    )  # fmt: skip
+        k.to(wide).flatten(0, 1),
+        kv.value.to(wide).flatten(0, 1),
+        b.flatten(0, 1),
+        _flat(context.clock),
+        _flat(context.channels),
+        _flat(None if context.bias is None else context.bias.to(wide)),
+        lo,
+        kernel.coefficients or (),
+        kernel.limit,
+        getattr(kernel, "softcap", None),
+        p.scale,
+    )
     value = torch.cat([kv.value[:, :, : T - new].to(wide), u.reshape(B, Hkv, new, E)], 2)
     return replace(kv, value=value), context
 
