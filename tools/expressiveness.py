@@ -73,10 +73,11 @@ def measured(test: dict) -> str:
     what = test["text"].removesuffix(", test loss").removesuffix(", spikes")
     if test["mean"] is None or test["verdict"] == "not testable here":
         return f"{what}: {test['note'] or test['verdict']}"
-    interval = ", one seed" if test["low"] is None else f" [{test['low']:+.2f}, {test['high']:+.2f}]"
+    digits = 3 if test["unit"] == "of the answers" else 2
+    interval = ", one seed" if test["low"] is None else f" [{test['low']:+.{digits}f}, {test['high']:+.{digits}f}]"
     unit = " spikes" if test["unit"].startswith("spikes") else ""
     beside = " (equivalent)" if test["equivalent"] == "holds" else ""
-    return f"{what}: {test['mean']:+.2f}{unit}{interval}{beside}"
+    return f"{what}: {test['mean']:+.{digits}f}{unit}{interval}{beside}"
 
 
 def progress() -> str:
