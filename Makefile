@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo report test quick lint types bench docs slurm clients clean
+.PHONY: help demo report test quick lint types bench docs kernels slurm clients clean
 
 help:                   ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -36,6 +36,9 @@ docs: $(READY)          ## runs the notebooks, and builds the documentation site
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[docs]'
 	$(BIN)/python tools/notebooks.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+kernels: $(READY)       ## the GPU kernels in Triton's interpreter, held to the reference (no GPU needed)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/gpu/numbers.py -p no:xdist
 
 slurm: $(READY)         ## sweeps on a real SLURM on loopback (needs root, slurm-wlm and munge; says so where it cannot start)
 	$(BIN)/python tools/slurm.py

@@ -1,6 +1,6 @@
 """The kernels' numbers, in Triton's interpreter: outputs and all gradients against the dense reference in float64.
 
-Run by ``test_interpreter.py`` in a process of its own, because Triton reads TRITON_INTERPRET when kernels are defined. Tiles are 16 x 16,
+Run by ``make kernels`` in a process of its own, because Triton reads TRITON_INTERPRET when kernels are defined. Tiles are 16 x 16,
 the smallest, so that a few dozen tokens make several of them: whole ones, cut ones, and a last one that is not full.
 """
 

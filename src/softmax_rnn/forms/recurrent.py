@@ -9,6 +9,8 @@ For exp the sum over n is infinite; its "state" is the list of all keys and valu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -91,12 +93,22 @@ class Recurrent(Chunked):
             value = v[:, t, None, :]
             if call.beta is not None:
                 value = call.beta[:, t, None, None] * torch.baddbmm(value, at_key[:, t % TOKENS, None], state, alpha=-1)
+            # The newest key by its score, not through the state: where the rest has faded, small weights keep their digits.
+            own = _series(torch.bmm(q[:, :, t], k[:, t, :, None]), call.coefficients)
+            read = torch.baddbmm(own * value, reads[:, :, t % TOKENS], state)
             state = torch.baddbmm(state, writes[:, t % TOKENS, :, None], value)
-            read = torch.bmm(reads[:, :, t % TOKENS], state)
             outputs.append(read if late is None else read * late[:, t, None, None])
         if not outputs:
             return q.new_zeros(*q.shape[:3], v.shape[-1]) + q.sum() * 0, state
         return torch.stack(outputs, 2), state
+
+
+def _series(x: Tensor, coefficients: Sequence[float]) -> Tensor:
+    """sum_n c_n x^n, nested."""
+    total = torch.full_like(x, coefficients[-1])
+    for c in reversed(coefficients[:-1]):
+        total = total * x + c
+    return total
 
 
 def _steps(clock: Tensor) -> Tensor:
