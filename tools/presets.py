@@ -55,7 +55,7 @@ def table(runs: list[Run]) -> str:
     for run in runs:
         cell = run.config["model"]["mechanism"], run.config["model"]["overrides"]["conv"]
         losses[cell] = math.inf if run.status == "diverged" else run.last("test_loss")
-    names = sorted({name for name, _ in losses}, key=lambda name: losses[name, 0])
+    names = sorted({name for name, _ in losses}, key=lambda name: (losses[name, 0], name))
     model, lines = runs[0].config["model"]["overrides"], []
     for name in names:
         cells = " | ".join(loss(losses.get((name, conv))) for conv in (0, 2))
