@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,19 @@ def until(condition: Callable[[], Any], what: str, meanwhile: Callable[[], Any] 
     end = time.monotonic() + PATIENCE
     while not (found := condition()):
         if time.monotonic() > end:
-            raise SystemExit(f"This did not happen within {PATIENCE} seconds: {what}")
+            raise SystemExit(f"This did not happen within {PATIENCE} seconds: {what}\n{seen()}")
         meanwhile()
         time.sleep(0.5)
     return found
+
+
+def seen() -> str:
+    """What the cluster says about itself, and the ends of the runs' logs: printed when something does not happen."""
+    asked = [["scontrol", "show", "job"], ["sinfo", "--list-reasons"], ["sinfo", "--long", "--Node"]]
+    said = [subprocess.run(a, capture_output=True, text=True, check=False, timeout=60).stdout for a in asked]
+    place = Path(os.environ["SLURM_CONF"]).parent
+    logs = [*place.parent.glob("*/.slurm/*/*.log"), *place.glob("*.log")]
+    return "\n".join([*said, *(f"== {log}\n{log.read_text(errors='replace')[-3000:]}" for log in logs)])
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -98,9 +108,13 @@ class Steps:
         return [run.folder for run in grid_runs(content)], command("sweep", str(file), "--slurm", *options)
 
     def release(self) -> None:
-        """A task that is queued again waits two minutes by default; here it need not."""
-        for job in self.cluster.ask("squeue", "--noheader", "--array", "--states=PENDING", "--format=%A").split():
-            self.cluster.ask("scontrol", "update", f"jobid={job}", "StartTime=now")
+        """A task that is queued again waits two minutes by default; here seconds are enough. (Not none: a node refuses what comes
+        in the very second in which it was told to end the job, and SLURM then gives the job up.)
+        """
+        waiting = self.cluster.ask("squeue", "--noheader", "--array", "--states=PENDING", "--format=%A %S")
+        for job, start in (line.split() for line in waiting.splitlines()):
+            if start != "N/A" and datetime.fromisoformat(start) > datetime.now() + timedelta(seconds=10):
+                self.cluster.ask("scontrol", "update", f"jobid={job}", "StartTime=now+4seconds")
 
     def refusals(self) -> None:
         """What SLURM rejects is one line, and nothing is left behind."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -126,6 +127,21 @@ def test_slurm_arrays_are_written_and_submitted(
     configs = [parse(["--config", str(place / f"{i}.yaml")]) for i in range(4)]
     assert [c.folder for c in configs] == [r.folder for r in read_sweep(file)]
     assert {c.run.threads for c in configs} == {1}  # the sweep says so
+
+
+@pytest.mark.parametrize(
+    ("code", "again"), [(0, False), (1, False), (75, True), (128 + signal.SIGUSR2, True), (130, False)]
+)
+def test_only_the_task_whose_time_is_over_is_queued_again(cluster: Path, corpus: Path, code: int, again: bool) -> None:
+    assert cli.main(["sweep", str(sweep_file(cluster, corpus)), "--slurm"]) == 0
+    for tool, does in {"srun": f"exit {code}", "scontrol": f'echo "$*" >> {cluster}/asked'}.items():
+        (cluster / "bin" / tool).write_text(f"#!/bin/sh\n{does}\n")
+        (cluster / "bin" / tool).chmod(0o755)
+    task = {"SLURM_JOB_ID": "4711", "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "3"}  # the last one, to SLURM
+    done = subprocess.run(["bash", str(cluster / "submitted.sh")], env=os.environ | task, check=False)
+    assert done.returncode == code
+    asked = cluster / "asked"
+    assert (asked.read_text() if asked.exists() else "") == ("requeue 4711_3\n" if again else "")
 
 
 def test_what_is_queued_is_not_submitted_again(cluster: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:

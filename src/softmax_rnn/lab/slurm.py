@@ -14,6 +14,7 @@ import json
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from ..files import writing
 from .config import RunConfig, to_yaml
 
 AGAIN = 75  # the exit code of a run that was stopped by SIGUSR2 and saved
+KILLED = 128 + signal.SIGUSR2  # that of one which SIGUSR2 met before Python could listen
 CPUS = 4  # per process, where nodes have that many
 SECONDS = 90  # before the end of its time a task is told to save
 
@@ -62,43 +64,43 @@ def add_options(group: Any) -> None:
     )
 
 
-def submit(todo: list[RunConfig], options: argparse.Namespace, name: str) -> int:
+def submit(wanted: list[RunConfig], options: argparse.Namespace, name: str) -> int:
     """Queue the runs that are not queued already; returns the exit code."""
     if shutil.which("sbatch") is None:
         raise UserError(
             "--slurm needs sbatch, which is not on this machine: log in to the cluster, or leave --slurm out."
         )
-    place = Path(todo[0].run.root) / ".slurm"
+    place = Path(wanted[0].run.root) / ".slurm"
     queued = _queued(place)
-    for run in todo:
+    for run in wanted:
         if str(run.folder) in queued:
             print(printable(f"{queued[str(run.folder)]}  {run.folder}  is queued already"))
-    todo = [run for run in todo if str(run.folder) not in queued]
-    if not todo:
+    runs = [run for run in wanted if str(run.folder) not in queued]
+    if not runs:
         return 0
     cpus = _cpus(options)
     folder = next(p for i in count(1) if not (p := place / f"{name}-{i}").exists())
     try:
-        _write(folder, todo, cpus)
-        job = _sbatch(_script(folder.resolve(), len(todo), options, name, cpus))
-        (folder / "job.json").write_text(json.dumps({"job": job, "runs": [str(run.folder) for run in todo]}))
+        _write(folder, runs, cpus)
+        job = _sbatch(_script(folder.resolve(), len(runs), options, name, cpus))
+        (folder / "job.json").write_text(json.dumps({"job": job, "runs": [str(run.folder) for run in runs]}))
     except BaseException:  # a refused submission leaves nothing behind
         _remove(folder)
         raise
-    for i, run in enumerate(todo):
+    for i, run in enumerate(runs):
         print(printable(f"{job}_{i}  {run.folder}"))
     print(
         printable(
-            f"Submitted {len(todo)} runs; logs in {folder}. The same command later submits what is not done by then."
+            f"Submitted {len(runs)} runs; logs in {folder}. The same command later submits what is not done by then."
         )
     )
     return 0
 
 
-def _write(folder: Path, todo: list[RunConfig], cpus: int) -> None:
+def _write(folder: Path, runs: list[RunConfig], cpus: int) -> None:
     with writing(folder, "make room, or choose another run.root"):
         folder.mkdir(parents=True)
-        for i, run in enumerate(todo):
+        for i, run in enumerate(runs):
             threads = run.run.threads or cpus
             (folder / f"{i}.yaml").write_text(to_yaml(replace(run, run=replace(run.run, threads=threads))))
 
@@ -146,7 +148,9 @@ def _script(folder: Path, runs: int, options: argparse.Namespace, name: str, cpu
             "trap : USR2  # for the runs, not for this script",
             f"srun --kill-on-bad-exit=0 bash -c {shlex.quote(train)}",
             "code=$?",
-            f'if [ "$code" -eq {AGAIN} ]; then scontrol requeue "$SLURM_JOB_ID"; fi  # its time is over, and it has saved',
+            f'if [ "$code" -eq {AGAIN} ] || [ "$code" -eq {KILLED} ]; then  # its time is over, and it has saved or had not begun',
+            '    scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"  # SLURM_JOB_ID of one task is that of the whole array',
+            "fi",
             'exit "$code"',
             "",
         ]
