@@ -10,6 +10,7 @@ import difflib
 import io
 import json
 import os
+import re
 import select
 import stat
 import sys
@@ -188,6 +189,27 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
+def check_hub(name: str, kind: str, instead: str) -> None:
+    """Ask the hub for ``name`` once, briefly: unreachable, missing and gated each get a sentence that says what to do."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    try:
+        HfApi().repo_info(name, repo_type=kind, timeout=5)
+    except GatedRepoError:
+        raise UserError(
+            f"The {kind} {name} is gated: accept its terms at https://huggingface.co/{name}, then log in with `hf auth login`."
+        ) from None
+    except RepositoryNotFoundError:
+        raise UserError(
+            f"The hub has no {kind} {name}, or you have no access to it: check the name, or log in with `hf auth login`."
+        ) from None
+    except Exception as error:
+        raise UserError(
+            f"Cannot reach the Hugging Face hub for {name} ({type(error).__name__}): go online, or {instead}."
+        ) from None
+
+
 def nearest_name(path: str | Path) -> str:
     """The end of a sentence about something that is not there: what is called much like it, beside it or among the runs."""
     path = Path(path)
@@ -197,7 +219,11 @@ def nearest_name(path: str | Path) -> str:
         except (OSError, ValueError):
             continue
         begins = [name for name in names if path.name and name.startswith(path.name)]
-        near = begins or difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)
+        short = {
+            re.sub(r"-[0-9a-f]{10}$", "", name): name for name in reversed(names)
+        }  # as one types the name of a run
+        close = difflib.get_close_matches(path.name, [*names, *short], n=1, cutoff=0.6)
+        near = begins or [short.get(name, name) for name in close]
         if near:
             return f": did you mean {folder / near[0]}?"
     return "."

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from softmax_rnn import UserError, cli
-from softmax_rnn.models.folders import locate
+from softmax_rnn.models.folders import load_model, locate
 
 from .runs import a_run
 
@@ -110,7 +110,30 @@ def test_a_slip_in_the_name_of_a_run_is_not_looked_for_on_the_hub(
 ) -> None:
     a_run(tmp_path / "runs" / "norm-tunes-845a626a08")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="runs/norm-tunes does not exist: did you mean runs/norm-tunes-845a626a08"):
-        locate("runs/norm-tunes")
+    asked: list[str] = []
+    monkeypatch.setattr("softmax_rnn.models.folders.check_hub", lambda name, *_: asked.append(name))
+    for slip in ("runs/norm-tunes", "runs/norm", "runs/nrom-tuns"):
+        with pytest.raises(UserError, match=f"{slip} does not exist: did you mean runs/norm-tunes-845a626a08"):
+            locate(slip)
+    with pytest.raises(UserError, match=r"runs/quite-different does not exist\."):
+        locate("runs/quite-different")
+    assert asked == []
     assert locate("owner/norm-tunes") == ("owner/norm-tunes", {})
     assert locate("gpt2") == ("gpt2", {})
+    assert asked == ["owner/norm-tunes", "gpt2"]
+
+
+def test_without_a_network_the_hub_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def unreachable(self: object, name: str, **_: object) -> None:
+        asked.append(name)
+        raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.repo_info", unreachable)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        UserError, match=r"Cannot reach the Hugging Face hub for owner/model \(OSError\): go online, or give"
+    ):
+        load_model("owner/model")
+    assert asked == ["owner/model"]

@@ -56,7 +56,7 @@ def test_other_peoples_models(small, tmp_path, ids):
 
 def test_what_is_not_there_gets_one_sentence(saved, tmp_path, monkeypatch):
     sentence(load_model, tmp_path / "no" / "such" / "folder", says="does not exist")
-    sentence(load_model, "somebody/some-model", says="Cannot load a model from somebody/some-model")
+    sentence(load_model, "somebody/some-model", says="Cannot reach the Hugging Face hub for somebody/some-model")
     (tmp_path / "empty").mkdir()
     sentence(load_model, tmp_path / "empty", says="holds no checkpoint")
     (tmp_path / "weights.bin").write_bytes(b"")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import read_bytes
+from ..files import check_hub, read_bytes
 
 TEXT_SUFFIXES = (".txt", ".md", ".py", ".abc")
 SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".parquet")
@@ -232,7 +232,7 @@ def _parquet_texts(path: Path, column: str) -> Iterator[Any]:
 
 def _from_hub(name: str, subset: str | None, license: str, column: str) -> Corpus:
     def documents(skip: int) -> Iterator[str]:
-        check_hub(name, "dataset")
+        check_hub(name, "dataset", f"use --data.source {' | '.join(PACKAGED)} or a local file")
         from datasets import load_dataset
 
         stream = load_dataset(name, subset, split="train", streaming=True)
@@ -247,29 +247,3 @@ def _from_hub(name: str, subset: str | None, license: str, column: str) -> Corpu
                 yield " "  # keeps the numbering of rows, so that skip means rows
 
     return Corpus(name, license, lambda: f"hub:{name}:{subset}:{column}", documents, endless=True)
-
-
-def check_hub(name: str, kind: str) -> None:
-    """Ask the hub for ``name`` once, briefly: unreachable, missing and gated each get a sentence that says what to do."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-
-    try:
-        HfApi().repo_info(name, repo_type=kind, timeout=5)
-    except GatedRepoError:
-        raise UserError(
-            f"The {kind} {name} is gated: accept its terms at https://huggingface.co/{name}, then log in with `hf auth login`."
-        ) from None
-    except RepositoryNotFoundError:
-        raise UserError(
-            f"The hub has no {kind} {name}, or you have no access to it: check the name, or log in with `hf auth login`."
-        ) from None
-    except Exception as error:
-        instead = (
-            f"--data.source {' | '.join(PACKAGED)} or a local file"
-            if kind == "dataset"
-            else "--tokenizer.source bpe or a local tokenizer.json"
-        )
-        raise UserError(
-            f"Cannot reach the Hugging Face hub for {name} ({type(error).__name__}): go online, or use {instead}."
-        ) from None

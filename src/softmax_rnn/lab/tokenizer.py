@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import UserError
-from ..files import writing
-from .corpora import Corpus, check_hub
+from ..files import check_hub, writing
+from .corpora import Corpus
 from .options import check_range
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _from_hub(name: str) -> PreTrainedTokenizerFast:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
     except Exception:  # not downloaded yet
-        check_hub(name, "model")
+        check_hub(name, "model", "use --tokenizer.source bpe or a local tokenizer.json")
         try:
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         except OSError as error:

@@ -16,13 +16,14 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import huggingface_hub
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import MechanismError, UserError, first_line
-from ..files import nearest_name
+from ..files import check_hub, nearest_name
 from ..slots.mechanism import Mechanism
 from .patching import restore
 
@@ -161,9 +162,19 @@ def locate(path: str | Path) -> tuple[str | Path, dict[str, str]]:
     if local.is_dir():
         return _last_checkpoint(local), {}
     near = nearest_name(local)
-    meant_here = "/" in str(path) and local.parent.is_dir() and near != "."  # runs/nrom is a slip, no name on the hub
+    among_runs = any(local.parent.glob("*/config.yaml"))
+    meant_here = (
+        "/" in str(path) and local.parent.is_dir() and (among_runs or near != ".")
+    )  # a slip, no name on the hub
     if meant_here or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(path)):
         raise UserError(f"{path} does not exist{near}")
+    if huggingface_hub.try_to_load_from_cache(str(path), "config.json") is None:
+        try:  # once: transformers asks for many files, and each of them six times
+            check_hub(str(path), "model", "give a folder, a run or a GGUF file")
+        except UserError:
+            if near != ".":
+                raise UserError(f"{path} does not exist{near}") from None
+            raise
     return str(path), {}
 
 
