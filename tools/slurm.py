@@ -157,7 +157,9 @@ class Steps:
         _, again = self.submit("grid", content, *options)
         check(again.stdout.count("is queued already") == 2, "the same command submits nothing twice", again)
         until(lambda: all(_reached(f) for f in folders), "training began")
-        urgent = self.cluster.ask("sbatch", "--parsable", "--partition=high", "--exclusive", "--wrap=true").strip()
+        urgent = self.cluster.ask(
+            "sbatch", "--parsable", "--partition=high", "--exclusive", "--output=/dev/null", "--wrap=true"
+        ).strip()
         until(lambda: all(list(f.glob("checkpoint-*")) for f in folders), "preempted runs saved")
         queue = ("squeue", "--noheader", "--format=%A")
         until(lambda: urgent not in self.cluster.ask(*queue).split(), "the urgent job ran")
