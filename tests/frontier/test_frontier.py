@@ -84,13 +84,14 @@ def test_one_seed_chooses_the_rate_and_the_others_count(tmp_path):
     pretend(point.config(0.01, CHOOSING, tmp_path), 0.99, event="diverged")
     found.forget()
     assert found.rate(point) == 0.003  # of one that diverged no answer is right
-    assert found.wanted(point) == [(0.003, seed) for seed in (1, 2, 3)]
+    seeds = range(1, 1 + point.place.decisive)
+    assert found.wanted(point) == [(0.003, seed) for seed in seeds]
     assert found.summary(point) is None
-    for seed in (1, 2, 3):
-        pretend(point.config(0.003, seed, tmp_path), 0.5 + seed / 10)
+    for seed in seeds:
+        pretend(point.config(0.003, seed, tmp_path), 0.4 + seed / 10)
     found.forget()
     summary = found.summary(point)
-    assert summary.values == (0.6, 0.7, 0.8)
+    assert summary.values == pytest.approx((0.5, 0.6, 0.7, 0.8, 0.9))
     assert summary.mean == pytest.approx(0.7)
     assert summary.longest == pytest.approx(0.35)
     assert found.wanted(point) == []
