@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import softmax_rnn as sr
-from softmax_rnn.backends.triton import INTERPRETED, common, delta, scan, softmax, weighted
+from softmax_rnn.backends import triton
+from softmax_rnn.backends.triton import INTERPRETED, common, delta, scan, softmax, trial, weighted
 from softmax_rnn.bench import gpu
 
 from ..core.problems import Problem, assert_same, outputs_and_gradients, piece
@@ -228,3 +229,67 @@ def test_bench_gpu_as_on_a_card(monkeypatch, tmp_path):
     ours = [x for x in record["speed"] if x["backend"] == "triton"]
     assert len(ours) == 4
     assert all(x["milliseconds"] == 1.0 for x in ours), ours
+
+
+KINDS = [
+    ("softmax", "cpu", torch.float32, 8, 5, 1, (True, False, False, False, False), (0.3, None)),
+    ("softmax", "cpu", torch.bfloat16, 16, 16, 2, (True, True, True, True, True), (0.25, 5.0)),
+    ("weighted", "cpu", torch.float32, 16, 16, 1, (False, False, True, False, False), (0.25, (), 1.0, True)),
+    (
+        "weighted",
+        "cpu",
+        torch.float16,
+        8,
+        16,
+        2,
+        (True, False, False, True, False),
+        (0.3, (1.0, 1.0, 0.5), None, False),
+    ),
+    ("scan", "cpu", torch.float32, 8, 8, 2, (True, False), (0.3, (1.0, 1.0, 0.5), 1 + 8 + 36)),
+    ("scan", "cpu", torch.bfloat16, 8, 8, 1, (True, True), (0.3, (0.0, 1.0), 8)),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_trial_finds_nothing_wrong(kind):
+    assert trial.error_of(kind) < trial.TOLERANCE[kind[2]] / 2
+    assert trial.verdict(kind) is None
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[2], KINDS[4]], ids=lambda kind: kind[0])
+def test_kernels_that_fail_their_trial_are_not_used(kind, monkeypatch):
+    name = f"run_{kind[0]}"
+    right = getattr(triton, name)
+    monkeypatch.setattr(triton, name, lambda call: [x if x is None else 0.9 * x for x in right(call)])
+    with pytest.warns(
+        UserWarning, match=f"Triton kernels for {kind[0]} are not used on cpu: in a trial its numbers differ"
+    ):
+        assert "differ from the specification by 10%" in trial.hold.__wrapped__(kind)
+    monkeypatch.setattr(triton, name, lambda call: 1 / 0)
+    with pytest.warns(UserWarning, match="it does not run"):
+        assert "division by zero" in trial.hold.__wrapped__(kind)
+
+
+def test_compiled_code_asks_for_a_trial_too():
+    @torch.compile(fullgraph=True, backend="eager")
+    def doubled(x):
+        return (
+            2 * x
+            if trial.verdict(("softmax", "cpu", x.dtype, x.shape[-1], 5, 1, (True,) + 4 * (False,), (0.3, None)))
+            is None
+            else x
+        )
+
+    assert torch.equal(doubled(torch.ones(3, 8)), torch.full((3, 8), 2.0))
+
+
+def test_after_a_failed_trial_the_next_one_runs(monkeypatch):
+    q = torch.randn(1, 1, T, 8)
+    want = sr.attention(q, q, q, "taylor2", form="parallel", backend="torch")
+    monkeypatch.setattr(trial, "failed", lambda kind: "in a trial on this card it does not run (no memory)")
+    for name in ("softmax", "taylor2"):
+        with pytest.raises(sr.MechanismError, match="in a trial on this card it does not run"):
+            sr.attention(
+                q, q, q, name, form="parallel", backend="triton", **({"window": 3} if name == "softmax" else {})
+            )
+    assert torch.equal(sr.attention(q, q, q, "taylor2", form="parallel"), want)

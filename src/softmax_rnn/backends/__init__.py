@@ -286,12 +286,12 @@ SOFTMAX_LSE: tuple[Implementation[SoftmaxCall], ...] = (
     Implementation("sdpa", "torch", _sdpa_refuses, _sdpa),
     Implementation("flash", "torch", _flash_refuses, _flash),
     Implementation("flash with decay", "torch", _flash_decay_refuses, _flash_decay),
-    Implementation("triton", "triton", triton.refuses, triton.run_softmax),
+    Implementation("triton", "triton", triton.refuses_softmax, triton.run_softmax),
     Implementation("flex", "flex", _flex_refuses, _flex),
     Implementation("tiles", "torch", _never, _tiles_softmax),
 )
 WEIGHTED_SUM: tuple[Implementation[WeightedCall], ...] = (
-    Implementation("triton", "triton", triton.refuses, triton.run_weighted),
+    Implementation("triton", "triton", triton.refuses_weighted, triton.run_weighted),
     Implementation("flex", "flex", _flex_weighted_refuses, _flex_weighted),
     Implementation("tiles", "torch", _never, _tiles_weighted),
 )

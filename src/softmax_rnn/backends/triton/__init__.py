@@ -4,6 +4,7 @@
     softmax.py    softmax_lse
     weighted.py   weighted_sum
     scan.py       scan, for orders 0 to 2; orders.py how its state lies in memory; delta.py what the delta rule of order 1 writes
+    trial.py      whether a card computes what the specification says, asked once before its first use
 
 Nothing here imports Triton until a call is computed this way (``pip install softmax-rnn[triton]``); what they cannot do they refuse with a
 sentence. With TRITON_INTERPRET=1 in the environment the kernels run on the CPU, slowly, as ordinary array operations: that is how their
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from ...context import Context
 from ..operators import transformed
+from . import trial
 
 if TYPE_CHECKING:
     from .. import ScanCall, SoftmaxCall, WeightedCall
@@ -82,8 +84,17 @@ def _refuses(x: Tensor, dtype: torch.dtype, channels: object) -> str | None:
     return "torch.func and forward-mode derivatives need ordinary torch code" if transformed() else None
 
 
-def refuses(call: SoftmaxCall | WeightedCall) -> str | None:
+def refuses_softmax(call: SoftmaxCall) -> str | None:
     """Why a call cannot be computed here, in a sentence; None if it can."""
+    return _refuses_sums(call) or trial.failed(trial.softmax_kind(call))
+
+
+def refuses_weighted(call: WeightedCall) -> str | None:
+    """The same for ``weighted_sum``."""
+    return _refuses_sums(call) or trial.failed(trial.weighted_kind(call))
+
+
+def _refuses_sums(call: SoftmaxCall | WeightedCall) -> str | None:
     reason = _refuses(call.q, call.q.dtype, call.context.channels)
     return reason or too_wide(call.q.shape[-1], call.v.shape[-1], call.q.dtype) or missing()
 
@@ -104,7 +115,7 @@ def refuses_scan(call: ScanCall) -> str | None:
         return f"it chooses its chunks itself, and chunk_size={call.chunk_size} was asked for"
     if torch.compiler.is_exporting() or call.q.numel() == 0:
         return "the length is not known, or nothing is there"
-    return missing()
+    return missing() or trial.failed(trial.scan_kind(call))
 
 
 def run_softmax(call: SoftmaxCall) -> tuple[Tensor, Tensor]:
