@@ -34,7 +34,7 @@ NAMES = (
 def tiny(monkeypatch):
     monkeypatch.setattr(linear, "TOKENS", 8)
     monkeypatch.setattr(tiles, "ROWS", 4)
-    monkeypatch.setattr(tiles, "KEYS", 5)
+    monkeypatch.setattr(tiles, "SMALL", (4, 5))
     monkeypatch.setattr(flash_decay, "ROWS", (8, 4))
     monkeypatch.setattr(flash_decay, "CALM", 6.0)
     monkeypatch.setattr(flash_decay, "ONCE", 6.0)

@@ -17,6 +17,7 @@ An implementation belongs to a backend, ``torch``, ``flex`` or ``triton``: ``att
     delta.py      what the delta rule writes, in tiles and in chunks
     powers.py     Kronecker features and moments
     scores.py     scores under channel decay, weights and their slopes, for a tile
+    threads.py    sequences divided between the threads of a CPU
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class _Kernel:
         """W and its derivative by the score, which for a plain exponential is the same tensor."""
         if t.call.bias is None:
             w, slope = weights_and_slopes(t.scores(), self.coefficients, self.limit)
-            return t.fade_(w, 1), t.fade_(slope, 1)
+            return t.fade_(w, 1), w if slope is w else t.fade_(slope, 1)
         x = _cap_(t.scores(), self.softcap)
         if self.softcap is None:
             w = t.shift_(x, 1).exp_()
@@ -88,13 +88,18 @@ def _tiles(
     new = b.shape[1]
     kernel, first = _Kernel(coefficients, limit, softcap), k.shape[1] - new
     u, p = v.clone(), v[:, first:].clone()
-    for t in _call(k, c, a, bias, lo, new, scale).tiles():
-        w, own = kernel.strengths(t), slice(t.i.start + first, t.i.stop + first)
-        inside = w[..., t.past :].tril_(-1)
-        if t.past:
-            p[t.n, t.i].baddbmm_(w[..., : t.past], u[t.n, t.j][:, : t.past], alpha=-1)
-        u[t.n, own] = _solve(b[t.n, t.i], inside, b[t.n, t.i, None] * p[t.n, t.i])
-        p[t.n, t.i].baddbmm_(inside, u[t.n, own], alpha=-1)
+    call = _call(k, c, a, bias, lo, new, scale)
+
+    def work(some: slice) -> None:
+        for t in call.tiles(some):
+            w, own = kernel.strengths(t), slice(t.i.start + first, t.i.stop + first)
+            inside = w[..., t.past :].tril_(-1)
+            if t.past:
+                p[t.n, t.i].baddbmm_(w[..., : t.past], u[t.n, t.j][:, : t.past], alpha=-1)
+            u[t.n, own] = _solve(b[t.n, t.i], inside, b[t.n, t.i, None] * p[t.n, t.i])
+            p[t.n, t.i].baddbmm_(inside, u[t.n, own], alpha=-1)
+
+    call.share(v.shape[-1], work)
     return u[:, first:].contiguous(), p
 
 
@@ -110,17 +115,21 @@ def _tiles_backward(
     written, total = torch.cat([v[:, :first], u], 1), outside.clone()
     call = _call(k, c, a, bias, lo, new, scale)
     dq, dk, m = torch.zeros_like(call.q), torch.zeros_like(k), torch.empty_like(u)
-    for t in call.tiles(backwards=True):
-        own = slice(t.i.start + first, t.i.stop + first)
-        w, slope = kernel.strengths_and_slopes(t)
-        inside = w[..., t.past :].tril_(-1)
-        total[t.n, own] = _solve(b[t.n, t.i], inside, total[t.n, own], transposed=True)
-        m[t.n, t.i] = b[t.n, t.i, None] * total[t.n, own]
-        if t.past:
-            total[t.n, t.j][:, : t.past].baddbmm_(w[..., : t.past].mT, m[t.n, t.i], alpha=-1)
-        dx = torch.bmm(m[t.n, t.i], written[t.n, t.j].mT).mul_(slope).neg_()
-        dx[..., t.past :].tril_(-1)
-        t.scores_backward(dx, dq, dk)
+
+    def work(some: slice) -> None:
+        for t in call.tiles(some, backwards=True):
+            own = slice(t.i.start + first, t.i.stop + first)
+            w, slope = kernel.strengths_and_slopes(t)
+            inside = w[..., t.past :].tril_(-1)
+            total[t.n, own] = _solve(b[t.n, t.i], inside, total[t.n, own], transposed=True)
+            m[t.n, t.i] = b[t.n, t.i, None] * total[t.n, own]
+            if t.past:
+                total[t.n, t.j][:, : t.past].baddbmm_(w[..., : t.past].mT, m[t.n, t.i], alpha=-1)
+            dx = torch.bmm(m[t.n, t.i], written[t.n, t.j].mT).mul_(slope).neg_()
+            dx[..., t.past :].tril_(-1)
+            t.scores_backward(dx, dq, dk)
+
+    call.share(v.shape[-1], work)
     return _gathered(dq[:, 0], dk, k, v, c, a, bias, scale, outside, total, m, written, p, first)
 
 

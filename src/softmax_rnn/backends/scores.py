@@ -146,10 +146,12 @@ def weights(x: Tensor, coefficients: Sequence[float], limit: float | None = None
 
 
 def weights_and_slopes(x: Tensor, coefficients: Sequence[float], limit: float | None = None) -> tuple[Tensor, Tensor]:
-    """w(x) and w'(x)."""
+    """w(x) and w'(x), which for exp may be the same tensor; may overwrite x."""
+    if limit is not None and x.device.type == "cpu" and x.numel() and bool(x.amax() <= limit):
+        limit = None  # most often nothing is above it, and to ask is one pass instead of three
     clamped = x if limit is None else x.clamp(max=limit)
     if not coefficients:
-        w = clamped.exp() if limit is None else clamped.exp_()
+        w = clamped.exp_()
         slope = w
     else:
         derived = [n * c for n, c in enumerate(coefficients)][1:]

@@ -11,7 +11,7 @@ ended (exp gives 0) are not visited.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -20,9 +20,10 @@ from . import scores
 from .dense import softmax_dense, weighted_dense
 from .operators import operator
 from .scores import weights, weights_and_slopes
+from .threads import share
 
 ROWS = 128  # queries per tile
-KEYS = 512  # keys per tile of a weighted sum on the CPU: the scores of one sequence stay in the cache of a core
+SMALL = (192, 768)  # queries and keys per tile of a weighted sum on the CPU, whose scores stay in the cache of a core
 BUDGET = {"cpu": 2**20, "default": 2**26}  # scores per tile: about the cache of a core, or what keeps a GPU busy
 
 
@@ -118,28 +119,39 @@ class _Call:
         self.q, self.k, self.cq, self.ck, self.aq, self.ak = q, k, cq, ck, aq, ak
         self.lo, self.hi, self.keep, self.causal, self.bias = lo, hi, keep, causal, bias
 
-    def split(self) -> Iterator[_Tile]:
-        """All tiles, on the CPU with at most ``KEYS`` keys and one sequence for each thread."""
-        if self.q.device.type != "cpu":
-            yield from self.tiles()
-            return
-        for t in self.tiles(max(2, torch.get_num_threads())):
-            yield from t.split(KEYS)
+    def share(self, width: int, work: Callable[[slice], None]) -> None:
+        """Call ``work`` with some sequences at a time, in several threads where it pays; ``width`` is that of the values."""
+        N, group, Tq, D = self.q.shape
+        share(N, N * group * Tq * self.k.shape[1] * (D + width), self.q.device, work)
 
-    def tiles(self, sequences: int | None = None, backwards: bool = False) -> Iterator[_Tile]:
-        """All of them, queries inside sequences; forward in time, or backwards. ``sequences``: in a tile, if not by ``BUDGET``."""
-        N, group, Tq, _ = self.q.shape
+    def split(self, some: slice) -> Iterator[_Tile]:
+        """The tiles of some sequences, on the CPU of at most ``SMALL`` size: one sequence for each thread, or several short ones."""
+        if self.q.device.type != "cpu":
+            yield from self.tiles(some)
+            return
+        _, group, Tq, _ = self.q.shape
+        most, keys = SMALL
+        rows = max(1, most // group)
+        sequences = most * keys // max(1, group * min(rows, Tq) * min(keys, self.k.shape[1]))
+        for t in self.tiles(some, rows, max(sequences, torch.get_num_threads())):
+            yield from t.split(keys)
+
+    def tiles(
+        self, some: slice, size: int = ROWS, sequences: int | None = None, backwards: bool = False
+    ) -> Iterator[_Tile]:
+        """Those of some sequences, queries inside; forward in time, or backwards. ``sequences``: in a tile, if not by ``BUDGET``."""
+        _, group, Tq, _ = self.q.shape
         Tk = self.k.shape[1]
         offset = Tk - Tq if self.causal else Tk
         budget = BUDGET.get(self.q.device.type, BUDGET["default"])
-        per_tile = sequences or max(2, budget // max(1, ROWS * group * Tk))
-        index = torch.arange(ROWS, device=self.q.device)
+        per_tile = sequences or max(2, budget // max(1, size * group * Tk))
+        index = torch.arange(size, device=self.q.device)
         triangle = (index[None, :] <= index[:, None])[None, None]
-        for n in range(0, N, per_tile):
-            ns = slice(n, min(N, n + per_tile))
-            starts = range(0, Tq, ROWS)
+        for n in range(some.start, some.stop, per_tile):
+            ns = slice(n, min(some.stop, n + per_tile))
+            starts = range(0, Tq, size)
             for i in reversed(starts) if backwards else starts:
-                qs = slice(i, min(Tq, i + ROWS))
+                qs = slice(i, min(Tq, i + size))
                 rows = qs.stop - qs.start
                 past = offset + i if self.causal else Tk
                 if self.lo is not None and self.hi is not None:
@@ -188,12 +200,17 @@ def _weighted(
     group = q.shape[1]
     out = q.new_zeros(*q.shape[:3], v.shape[-1])
     total = q.new_zeros(*q.shape[:3], 1 if with_total else 0)
-    for t in _Call(q, k, cq, ck, aq, ak, lo, hi, None, causal).split():
-        w = t.fade_(weights(t.scores(), coefficients, limit), group)
-        add_product(out[t.n, :, t.i], w, v[t.n, t.j])
-        if with_total:
-            kept = w.sum(-1, keepdim=True) if keep is None else torch.bmm(w, keep[t.n, t.j, None].to(w.dtype))
-            total[t.n, :, t.i] += kept.unflatten(1, (group, -1))
+    call = _Call(q, k, cq, ck, aq, ak, lo, hi, None, causal)
+
+    def work(some: slice) -> None:
+        for t in call.split(some):
+            w = t.fade_(weights(t.scores(), coefficients, limit), group)
+            add_product(out[t.n, :, t.i], w, v[t.n, t.j])
+            if with_total:
+                kept = w.sum(-1, keepdim=True) if keep is None else torch.bmm(w, keep[t.n, t.j, None].to(w.dtype))
+                total[t.n, :, t.i] += kept.unflatten(1, (group, -1))
+
+    call.share(v.shape[-1], work)
     return out, total
 
 
@@ -208,19 +225,25 @@ def _weighted_backward(
     gtotal = None if gtotal is None or not with_total else gtotal.contiguous()
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dones = k.new_zeros(len(k), k.shape[1], 1) if gtotal is not None and cq is not None else None
-    for t in _Call(q, k, cq, ck, aq, ak, lo, hi, None, causal).split():
-        g, values = _flat(grad, t), v[t.n, t.j]
-        w, slope = weights_and_slopes(t.scores(), coefficients, limit)
-        if gtotal is None:
-            dw = torch.bmm(g, values.mT)
-        else:
-            dz = _flat(gtotal, t)
-            dw = torch.baddbmm(dz if keep is None else dz * keep[t.n, None, t.j].to(dz.dtype), g, values.mT)
-        t.fade_(w, group)
-        dv[t.n, t.j].baddbmm_(w.mT, g)
-        if dones is not None and gtotal is not None:
-            dones[t.n, t.j].baddbmm_(w.mT, _flat(gtotal, t))
-        t.scores_backward(t.fade_(dw.mul_(slope), group), dq, dk)
+    call = _Call(q, k, cq, ck, aq, ak, lo, hi, None, causal)
+
+    def work(some: slice) -> None:
+        for t in call.split(some):
+            g, values = _flat(grad, t), v[t.n, t.j]
+            w, slope = weights_and_slopes(t.scores(), coefficients, limit)
+            if gtotal is None:
+                dw = torch.bmm(g, values.mT)
+            else:
+                dz = _flat(gtotal, t)
+                dw = torch.baddbmm(dz if keep is None else dz * keep[t.n, None, t.j].to(dz.dtype), g, values.mT)
+            t.fade_(w, group)
+            dv[t.n, t.j].baddbmm_(w.mT, g)
+            if dones is not None and gtotal is not None:
+                dones[t.n, t.j].baddbmm_(w.mT, _flat(gtotal, t))
+            dx = dw.mul_(slope)
+            t.scores_backward(dx if slope is w else t.fade_(dx, group), dq, dk)  # w has faded already
+
+    call.share(v.shape[-1], work)
     dcq = dck = None
     if cq is not None:
         dcq, dck = (grad * out).sum((1, -1)).double(), (dv * v).sum(-1).double()
@@ -242,12 +265,17 @@ def _softmax(
 ) -> tuple[Tensor, Tensor]:
     group = q.shape[1]
     out, lse = q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(*q.shape[:3], 1)
-    for t in _Call(q, k, cq, ck, aq, ak, lo, hi, keep, causal, bias).tiles():
-        x = t.shift_(_cap_(t.scores(), softcap), group)
-        z = torch.logsumexp(x, -1, keepdim=True) if x.shape[-1] else x.new_full((*x.shape[:2], 1), -torch.inf)
-        z = torch.where(z > -torch.inf, z, torch.zeros_like(z))
-        out[t.n, :, t.i] = torch.bmm(x.sub_(z).exp_(), v[t.n, t.j]).unflatten(1, (group, -1))
-        lse[t.n, :, t.i] = z.unflatten(1, (group, -1))
+    call = _Call(q, k, cq, ck, aq, ak, lo, hi, keep, causal, bias)
+
+    def work(some: slice) -> None:
+        for t in call.tiles(some):
+            x = t.shift_(_cap_(t.scores(), softcap), group)
+            z = torch.logsumexp(x, -1, keepdim=True) if x.shape[-1] else x.new_full((*x.shape[:2], 1), -torch.inf)
+            z = torch.where(z > -torch.inf, z, torch.zeros_like(z))
+            out[t.n, :, t.i] = torch.bmm(x.sub_(z).exp_(), v[t.n, t.j]).unflatten(1, (group, -1))
+            lse[t.n, :, t.i] = z.unflatten(1, (group, -1))
+
+    call.share(v.shape[-1], work)
     return out, lse
 
 
@@ -263,18 +291,23 @@ def _softmax_backward(
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dcq, dck = (None, None) if cq is None or ck is None else (torch.zeros_like(cq), torch.zeros_like(ck))
     dbias = None if bias is None else torch.zeros_like(bias)
-    for t in _Call(q, k, cq, ck, aq, ak, lo, hi, keep, causal, bias).tiles():
-        g, x = _flat(grad, t), _cap_(t.scores(), softcap)
-        slope = None if softcap is None else 1 - (x / softcap).square()
-        p = t.shift_(x, group).sub_(_flat(lse, t)).exp_()
-        dv[t.n, t.j].baddbmm_(p.mT, g)
-        dx = torch.bmm(g, v[t.n, t.j].mT).sub_(_flat(delta, t)).mul_(p)
-        if dcq is not None and dck is not None:
-            dcq[t.n, t.i] += dx.sum(-1).unflatten(1, (group, -1)).sum(1)
-            dck[t.n, t.j] -= dx.sum(1)
-        if dbias is not None:
-            dbias[t.n, t.j] -= dx.sum(1)
-        t.scores_backward(dx if slope is None else dx.mul_(slope), dq, dk)
+    call = _Call(q, k, cq, ck, aq, ak, lo, hi, keep, causal, bias)
+
+    def work(some: slice) -> None:
+        for t in call.tiles(some):
+            g, x = _flat(grad, t), _cap_(t.scores(), softcap)
+            slope = None if softcap is None else 1 - (x / softcap).square()
+            p = t.shift_(x, group).sub_(_flat(lse, t)).exp_()
+            dv[t.n, t.j].baddbmm_(p.mT, g)
+            dx = torch.bmm(g, v[t.n, t.j].mT).sub_(_flat(delta, t)).mul_(p)
+            if dcq is not None and dck is not None:
+                dcq[t.n, t.i] += dx.sum(-1).unflatten(1, (group, -1)).sum(1)
+                dck[t.n, t.j] -= dx.sum(1)
+            if dbias is not None:
+                dbias[t.n, t.j] -= dx.sum(1)
+            t.scores_backward(dx if slope is None else dx.mul_(slope), dq, dk)
+
+    call.share(v.shape[-1], work)
     daq, dak = (None, None) if aq is None else ((dq * q).sum(1).double(), (dk * k).neg_().double())
     return dq, dk, dv, dcq, dck, daq, dak, dbias
 

@@ -1,0 +1,88 @@
+"""Work on many sequences, divided once between the threads that torch may use.
+
+torch divides every operation between its threads. For operations on a tile, which take a tenth of a millisecond, that is a barrier each,
+and the tile travels between the caches of the cores. Here sequences are divided instead: each thread runs the whole loop for its own
+sequences, one operation after another, and its tiles stay in its own cache. Torch releases Python's lock while it computes.
+
+Nothing is summed across threads and the division depends on sizes and on the number of threads alone, so results are the same in every run.
+Threads are started once and wait for work. A forked process starts its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+LEAST = 2**25  # multiplications that are worth waking threads for: about half a millisecond of one core
+MOST = 8  # Python threads: with more they would wait for Python's lock; each of them then has several of torch's
+TURNS = 4  # slices for each thread, so that one that is held up leaves work to the others
+
+_lock = threading.Lock()
+_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
+
+
+def _forget() -> None:
+    """After a fork the threads are gone."""
+    global _lock
+    _lock = threading.Lock()
+    _pools.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def _take(threads: int) -> None:
+    """Give the new thread this runs in so many threads of torch's, and leave the number for other threads as it was.
+
+    ``torch.set_num_threads`` is for the thread that calls it and for all that begin later. What those would have got is what this one has
+    got; a thread of a moment's life says so again.
+    """
+    with _lock:  # one after another, or the second would take what is meant for the first for usual
+        usual = torch.get_num_threads()  # also makes torch set up this thread, which would undo what comes next
+        torch.set_num_threads(threads)
+        last = threading.Thread(target=torch.set_num_threads, args=(usual,))
+        last.start()
+        last.join()
+
+
+def _pool(workers: int, threads: int) -> ThreadPoolExecutor:
+    with _lock:
+        if (workers, threads) not in _pools:
+            pool = ThreadPoolExecutor(workers, "softmax-rnn", _take, (threads,))
+            _pools[workers, threads] = pool
+        return _pools[workers, threads]
+
+
+def workers(sequences: int, multiplications: float, device: torch.device) -> int:
+    """How many threads share such work; 1 if it is done where it is asked for."""
+    if device.type != "cpu" or sequences < 2 or multiplications < LEAST or _get_current_dispatch_mode() is not None:
+        return 1
+    return min(torch.get_num_threads(), sequences, MOST)
+
+
+def share(sequences: int, multiplications: float, device: torch.device, work: Callable[[slice], None]) -> None:
+    """Call ``work`` with slices that make up all sequences. It writes into the slices of tensors it is given, and returns nothing."""
+    count = workers(sequences, multiplications, device)
+    if count == 1:
+        return work(slice(0, sequences))
+    inference, turn = torch.is_inference_mode_enabled(), itertools.count()
+    step = max(1, sequences // (count * TURNS))
+
+    def run() -> None:
+        with torch.inference_mode(inference), torch.no_grad():
+            while (first := next(turn) * step) < sequences:
+                work(slice(first, min(sequences, first + step)))
+
+    pool = _pool(count, torch.get_num_threads() // count)
+    tasks: list[Future[None]] = [pool.submit(run) for _ in range(count)]
+    wait(tasks)  # all of them, also after an error: they write into tensors of the caller
+    for task in tasks:
+        task.result()
+    return None
