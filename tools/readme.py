@@ -100,11 +100,16 @@ def first_sentence(path: Path) -> str:
     return re.split(r"(?<!\beq)(?<!\bApp)(?<!\bsec)\. (?=[A-Z`])|[.:]$", line)[0]
 
 
+def _defines(path: Path) -> bool:
+    """True if the file has functions or classes of its own."""
+    return any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in ast.parse(path.read_text()).body)
+
+
 def tree() -> str:
     """A table of files per folder."""
     parts = []
     for folder, what in FOLDERS.items():
-        found = [f for f in files(folder) if f.name != "__init__.py"]
+        found = [f for f in files(folder) if f.name != "__init__.py" or _defines(f)]
         rows = [f"| [{f.name}](../{f.relative_to(ROOT)}) | {first_sentence(f).replace('|', '&#124;')} |" for f in found]
         parts += [f"## {folder}", "", f"{what[0].upper()}{what[1:]}.", "", "| file | what |", "|---|---|", *rows, ""]
     return "\n".join(parts[:-1])

@@ -32,12 +32,11 @@ _HOME = {
         "patch",
         "unpatch",
     ],
-    "slots.base": ["Input"],
-    "slots.denominators": ["Denominator", "Length", "Sum", "Unnormalised"],
+    "slots": ["Input"],
+    "slots.denominators": ["Denominator", "Length", "Norm", "Sum", "Unnormalised"],
     "slots.feature_maps": ["CosReweighted", "FeatureMap", "RandomFeatures"],
     "slots.kernels": ["Exp", "Kernel", "Linear", "Near", "Power", "Taylor"],
     "slots.mechanism": ["Mechanism"],
-    "slots.norms": ["Norm"],
     "slots.presets": ["mechanism", "mechanisms", "register"],
     "state": ["KVState", "KroneckerState", "NearState", "State"],
 }
@@ -65,9 +64,10 @@ if TYPE_CHECKING:
     from .models import load_authors as load_authors
     from .models import patch as patch
     from .models import unpatch as unpatch
-    from .slots.base import Input as Input
+    from .slots import Input as Input
     from .slots.denominators import Denominator as Denominator
     from .slots.denominators import Length as Length
+    from .slots.denominators import Norm as Norm
     from .slots.denominators import Sum as Sum
     from .slots.denominators import Unnormalised as Unnormalised
     from .slots.feature_maps import CosReweighted as CosReweighted
@@ -80,7 +80,6 @@ if TYPE_CHECKING:
     from .slots.kernels import Power as Power
     from .slots.kernels import Taylor as Taylor
     from .slots.mechanism import Mechanism as Mechanism
-    from .slots.norms import Norm as Norm
     from .slots.presets import mechanism as mechanism
     from .slots.presets import mechanisms as mechanisms
     from .slots.presets import register as register

@@ -11,14 +11,25 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ._shapes import Bool, Float, Int, checked
 from .backends.operators import autocast, chosen_precision
-from .checks import check_center, check_inputs, check_masks, check_options, check_qkv, check_state, check_tensor
+from .checks import (
+    Bool,
+    Float,
+    Int,
+    check_center,
+    check_inputs,
+    check_masks,
+    check_options,
+    check_qkv,
+    check_state,
+    check_tensor,
+    checked,
+)
 from .errors import MechanismError
 from .forms import find_form
 from .forms.parallel import needs_lse
 from .problem import Setting, Sums, prepare
-from .slots.base import Slot
+from .slots import Slot
 from .slots.denominators import Unnormalised
 from .slots.kernels import Power
 from .slots.mechanism import Mechanism

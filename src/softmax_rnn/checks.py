@@ -1,8 +1,15 @@
-"""Everything a user can get wrong in a call of ``attention``: each wrong thing is one sentence, before anything is computed."""
+"""Everything a user can get wrong in a call of ``attention``: each wrong thing is one sentence, before anything is computed.
+
+Annotations such as ``Float[Tensor, "b h t d"]`` document the public functions; they are checked at run time (``checked``) only where
+``SOFTMAX_RNN_CHECK_SHAPES`` is set, as the test suite does, and jaxtyping is installed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,11 +18,27 @@ from .backends import BACKENDS
 from .backends.operators import tracing
 from .errors import MechanismError, is_number
 from .problem import Dims, Setting
-from .slots.base import Input
+from .slots import Input
 from .slots.kernels import Near
 from .slots.mechanism import Mechanism
 from .state import KroneckerState, KVState, NearState, State
 
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+else:
+    try:
+        from jaxtyping import Bool, Float, Int
+    except ModuleNotFoundError:
+
+        class Float:
+            """Stands for ``torch.Tensor`` where jaxtyping is not installed."""
+
+            def __class_getitem__(cls, item: Any) -> type:
+                return Tensor
+
+        Bool = Int = Float
+
+F = TypeVar("F", bound=Callable[..., Any])
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -227,3 +250,19 @@ def _check_same_center(state: State, center: Tensor | None) -> None:
         raise MechanismError("The state was built without center=; stay with that.")
     if not tracing() and not torch.equal(state.center, center):
         raise MechanismError("The state was built with another center; leave it out, the state knows it.")
+
+
+def checked(function: F) -> F:
+    """Check the annotated shapes of ``function`` while tests run; otherwise return it unchanged."""
+    if not os.environ.get("SOFTMAX_RNN_CHECK_SHAPES"):
+        return function
+    from beartype import beartype
+    from jaxtyping import jaxtyped
+
+    strict = jaxtyped(typechecker=beartype)(function)
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return (function if torch.compiler.is_compiling() else strict)(*args, **kwargs)
+
+    return wrapper  # type: ignore[return-value]

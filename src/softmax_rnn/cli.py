@@ -13,6 +13,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from .errors import UserError, printable, sentence
@@ -23,13 +24,13 @@ COMMANDS = {
     "sweep": ("softmax_rnn.lab.sweep", "train a grid of them, on this machine or on SLURM"),
     "recall": ("softmax_rnn.tasks.recall", "which mechanism recalls how much, with how large a state: generated tasks"),
     "frontier": (
-        "softmax_rnn.frontier.command",
+        "softmax_rnn.frontier",
         "quality against memory and work, and claims of our own about expressiveness",
     ),
     "reproduce": ("softmax_rnn.paper.reproduce", "the paper's figures and claims: train, judge, draw, report"),
-    "report": ("softmax_rnn.report.command", "an offline page from any runs: curves, tables, the paper's verdicts"),
+    "report": ("softmax_rnn.report", "an offline page from any runs: curves, tables, the paper's verdicts"),
     "pack": ("softmax_rnn.lab.store", "put finished runs into a few files, to keep or commit"),
-    "inspect": ("softmax_rnn.microscope.command", "how many Taylor orders a trained model uses on a text"),
+    "inspect": ("softmax_rnn.microscope", "how many Taylor orders a trained model uses on a text"),
     "bench": ("softmax_rnn.bench.main", "measure speed and memory side by side with what people use instead"),
     "generate": ("softmax_rnn.generate", "write text with a trained model, token by token"),
     "export": ("softmax_rnn.export", "a clean folder with one model, to give away or push to a hub"),
@@ -94,6 +95,25 @@ def notice(text: str) -> None:
     """
     if sys.stderr.isatty():
         print(printable(f"{text} ..."), file=sys.stderr, flush=True)
+
+
+def quieten() -> None:
+    """Our sentences and bars are the output of a command; Hugging Face's chatter is not. Call it before anything of theirs is used."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is first imported
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # or it warns of every fork
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def place_of(model: str) -> str | Path:
+    """Where a model that was named is: ``smollm2`` is the file in the installed package."""
+    if model != "smollm2":
+        return model
+    from .models import smollm2_path
+
+    return smollm2_path()
 
 
 def import_plugins(names: list[str]) -> None:

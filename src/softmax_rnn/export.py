@@ -7,19 +7,18 @@ was trained, on what, and how well. Nothing of the training itself: no optimizer
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import tempfile
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .cli import Parser, notice
+from .cli import Parser, notice, place_of, quieten
 from .errors import UserError, printable
 from .files import writing
 
 if TYPE_CHECKING:
-    from .lab.store import Run
+    from .lab.run import Run
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,14 +40,10 @@ def main(argv: list[str]) -> int:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not an empty folder: give a new one.")
     notice(f"loading torch, transformers and {args.run}")
-    os.environ.setdefault("TQDM_DISABLE", "1")
-    from transformers.utils import logging
+    quieten()
+    from .models import load_model, load_tokenizer
 
-    from .models import load_model, load_tokenizer, smollm2_path
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    where = smollm2_path() if args.run == "smollm2" else args.run
+    where = place_of(args.run)
     trust = {"trust_remote_code": args.trust_remote_code}
     model, tokenizer = load_model(where, **trust), load_tokenizer(where, **trust)
     run = _run(Path(where))
@@ -82,7 +77,7 @@ def _write(folder: Path, model: Any, tokenizer: Any, name: str, facts: dict[str,
 
 def _run(where: Path) -> Run | None:
     """The run that a folder is, or that a checkpoint belongs to."""
-    from .lab.store import read_run
+    from .lab.run import read_run
 
     for folder in (where, where.parent):
         if (folder / "config.yaml").is_file():

@@ -7,12 +7,11 @@ command says by how much the loss on the prompt rose, and how to train the model
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from typing import Any
 
-from .cli import Parser, decimal, notice, whole
+from .cli import Parser, decimal, notice, place_of, quieten, whole
 from .errors import MechanismError, UserError, printable
 from .files import read_text
 
@@ -56,15 +55,12 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parser().parse_args(argv)
     notice(f"loading torch, transformers and {args.model}")
-    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is first imported: no progress bars between the words
+    quieten()
     import torch
-    from transformers.utils import logging
 
-    from .models import cache_bytes, load_model, load_tokenizer, smollm2_path
+    from .models import cache_bytes, load_model, load_tokenizer
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    where = smollm2_path() if args.model == "smollm2" else args.model
+    where = place_of(args.model)
     trust = {"trust_remote_code": args.trust_remote_code}
     model, tokenizer = load_model(where, **trust).eval(), load_tokenizer(where, **trust)
     inputs = _encode(tokenizer, read_text("-") if args.prompt == "-" else args.prompt)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from .api import attention
 from .context import number_documents
 from .errors import MechanismError
-from .slots.base import Input
+from .slots import Input
 from .slots.mechanism import Mechanism
 from .slots.presets import mechanism as resolve
 from .state import State

@@ -17,7 +17,7 @@ from torch import Tensor
 from .backends.operators import tracing
 from .context import Context, number_documents
 from .errors import MechanismError
-from .slots.base import Input
+from .slots import Input
 from .slots.mechanism import Mechanism
 from .state import KVState, NearState, State
 

@@ -76,3 +76,16 @@ def test_from_the_command_line(my_sink):
         ]
         done = subprocess.run(command, cwd=my_sink, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+
+
+def test_an_incomplete_form_is_refused_when_it_is_made():
+    from softmax_rnn.forms.base import Form
+
+    class Lazy(Form):
+        name = "lazy"
+
+        def cost(self, s):
+            return None
+
+    with pytest.raises(TypeError, match="run"):
+        Lazy()

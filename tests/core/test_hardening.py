@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import softmax_rnn as sr
-from softmax_rnn.slots.norms import NORMS
+from softmax_rnn.slots.denominators import NORMS
 
 from .problems import NAMES, Problem, forms
 

@@ -11,12 +11,11 @@ from softmax_rnn.cli import main as cli
 from softmax_rnn.frontier.claims import CLAIMS, decisive
 from softmax_rnn.frontier.design import ARENAS, POINTS, Point
 from softmax_rnn.frontier.page import write
-from softmax_rnn.frontier.results import CHOOSING, Found, cost, counted
-from softmax_rnn.frontier.summary import judge_claim, summarise, table
+from softmax_rnn.frontier.results import CHOOSING, Found, counted, footprint, judge_claim, summarise, table
 from softmax_rnn.lab.config import to_yaml
 from softmax_rnn.lab.model import build_model
 from softmax_rnn.models import cache_bytes
-from softmax_rnn.tasks.source import tokenizer
+from softmax_rnn.tasks.base import tokenizer
 from tests.report.browser import browser  # noqa: F401 (a fixture)
 
 RESULTS = Path(__file__).parents[2] / "results/frontier"
@@ -34,7 +33,7 @@ class Made(Found):
 
 
 def by_size(point, lr, seed):
-    share = min(1.0, cost(point, 32).bytes / 2**16) * random.Random(f"{point.name}{seed}").uniform(0.98, 1.0)
+    share = min(1.0, footprint(point, 32).bytes / 2**16) * random.Random(f"{point.name}{seed}").uniform(0.98, 1.0)
     return share if point.place.quantity == "accuracy" else 3.0 - share
 
 
@@ -65,8 +64,8 @@ def test_the_memory_is_that_of_the_models_cache(mechanism, conv, tmp_path):
     with torch.no_grad():
         cache = model.eval()(torch.zeros(1, tokens, dtype=torch.long), use_cache=True).past_key_values
     measured = cache_bytes(cache) / 2
-    assert cost(point, tokens).bytes == pytest.approx(measured, abs=64)  # but for a few counters
-    assert cost(point, tokens).constant == (mechanism != "softmax")
+    assert footprint(point, tokens).bytes == pytest.approx(measured, abs=64)  # but for a few counters
+    assert footprint(point, tokens).constant == (mechanism != "softmax")
 
 
 def pretend(config, accuracy, event="done"):

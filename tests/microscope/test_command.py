@@ -18,8 +18,7 @@ from transformers import (
 )
 
 import softmax_rnn as sr
-from softmax_rnn.microscope import results
-from softmax_rnn.microscope.command import main
+from softmax_rnn.microscope import main, results
 
 from .conftest import ONE_LAYER
 
@@ -133,7 +132,7 @@ def test_options_that_will_not_do(folder: str, text: str, tmp_path: Path) -> Non
 def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
     folder: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("softmax_rnn.microscope.command.open_model", lambda name: pytest.fail("the work had begun"))
+    monkeypatch.setattr("softmax_rnn.microscope.open_model", lambda name: pytest.fail("the work had begun"))
     assert "Cannot write to" in refused(folder, "--text", text, "--out", f"{text}/out", *QUICK)
 
     def full(self: Path, data: bytes) -> int:

@@ -13,9 +13,9 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 import softmax_rnn as sr
 from softmax_rnn.context import Context
 from softmax_rnn.microscope import probe
-from softmax_rnn.microscope.heads import QUANTILES, head_statistics
+from softmax_rnn.microscope.heads import QUANTILES, head_statistics, truncated
 from softmax_rnn.microscope.inspection import inspect
-from softmax_rnn.microscope.probe import Call, truncated
+from softmax_rnn.microscope.probe import Call
 
 
 def llama_layers(model: Any, ids: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:

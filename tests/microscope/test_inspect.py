@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
 
 import softmax_rnn as sr
-from softmax_rnn.microscope.command import main
+from softmax_rnn.microscope import main
 from softmax_rnn.microscope.heads import save_centers
 from softmax_rnn.microscope.inspection import SETTLED, inspect
 from softmax_rnn.microscope.results import cache_bytes, load, save, state_bytes

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from softmax_rnn.microscope.command import main
+from softmax_rnn.microscope import main
 from tests.report.browser import Browser, browser
 
 __all__ = ["browser"]

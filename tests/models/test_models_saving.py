@@ -55,7 +55,7 @@ def test_a_copy_and_an_unpatched_model_say_what_they_are(llama, ids, tmp_path):
 
 
 def test_encoders_too(ids, tmp_path):
-    from softmax_rnn.microscope.command import open_model
+    from softmax_rnn.microscope import open_model
 
     config = BertConfig(vocab_size=48, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
     model = sr.patch(BertModel(config).eval(), "norm")

@@ -12,7 +12,7 @@ import pytest
 from softmax_rnn import cli
 from softmax_rnn.lab.config import RunConfig, to_yaml
 from softmax_rnn.lab.store import Run
-from softmax_rnn.report.command import compare, differing, find, options
+from softmax_rnn.report import compare, differing, find, options
 from tests.report.browser import Browser
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from softmax_rnn.errors import UserError
 from softmax_rnn.report.data import ClaimView, JudgedTest, Report, RunView
-from softmax_rnn.report.site import embedded, write_site
-from softmax_rnn.report.style import glyph, measured, page, region_words
+from softmax_rnn.report.site import write_site
+from softmax_rnn.report.style import embedded, glyph, measured, page, region_words
 from tests.report.example import NASTY, example
 
 VOID = {"meta", "link", "img", "input", "br"}
@@ -117,7 +117,7 @@ def test_nothing_a_user_names_becomes_html(tmp_path):
 
 
 def test_embedded_data_cannot_end_its_element():
-    script = embedded(Report(title=NASTY, question="<!--<script>"))
+    script = embedded(Report(title=NASTY, question="<!--<script>").plain(), "summary")
     inside = script.removeprefix('<script type="application/json" id="summary">').removesuffix("</script>")
     assert "<" not in inside
     assert json.loads(inside)["title"] == NASTY

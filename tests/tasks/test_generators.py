@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import softmax_rnn as sr
 from softmax_rnn.tasks import NOTHING, TASKS, task
-from softmax_rnn.tasks.digits import load
+from softmax_rnn.tasks.sequences import load_images
 
 GENERATED = [name for name in TASKS if name != "digits"]
 
@@ -206,7 +206,7 @@ def test_any_sizes_are_rows_or_a_sentence(name, sizes):
 def test_digits_are_images_and_their_classes(patches, levels):
     made = task(f"digits,patches={patches}")
     tokens, answers = made.generate(1437, patches + 1, 0, 0)
-    images, classes = load()
+    images, classes = load_images()
     order = np.random.default_rng(0).permutation(1797)[:1437]
     assert np.array_equal(tokens[:, :-1].sum(1), images[order].sum((1, 2)))  # no pixel is lost
     assert np.array_equal(answers[:, -1] - levels, classes[order])
@@ -235,7 +235,7 @@ def test_digits_that_do_not_fit(text, length, said):
 
 def test_digits_without_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    load.cache_clear()
+    load_images.cache_clear()
     with pytest.raises(sr.UserError, match=r"pip install 'softmax-rnn\[digits\]'"):
         task("digits").generate(2, 65, 0)
-    load.cache_clear()
+    load_images.cache_clear()

@@ -31,7 +31,6 @@ from operator import index
 import torch
 from torch import Tensor
 
-from .._shapes import Float, checked
 from ..errors import MechanismError
 from .operators import operator
 
@@ -170,9 +169,8 @@ def symmetric_powers(x: Tensor, orders: Sequence[int]) -> Tensor:
     return flat.reshape(*x.shape[:-1], flat.shape[-1])
 
 
-@checked
-def symmetric_power(x: Float[Tensor, "*batch d"], n: int) -> Float[Tensor, "*batch features"]:
-    """The n-th symmetric Kronecker power of the last axis, differentiable.
+def symmetric_power(x: Tensor, n: int) -> Tensor:
+    """The n-th symmetric Kronecker power of the last axis, (..., d) -> (..., C(d + n - 1, n)), differentiable.
 
     >>> x = torch.tensor([1.0, 2.0])
     >>> symmetric_power(x, 2)  # x0 x0, sqrt(2) x0 x1, x1 x1

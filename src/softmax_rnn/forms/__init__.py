@@ -2,10 +2,9 @@
 
     base.py        what a form is
     reference.py   dense, as the formula reads: the specification
-    parallel.py    all queries at once, O(T) memory, everything
+    parallel.py    all queries at once, O(T) memory, everything; what the delta rule writes
     chunked.py     linear time through a state of constant size
     recurrent.py   one token after another
-    delta.py       what the delta rule writes, before the sums of any of them
 
 ``form="auto"`` takes the cheapest that does not refuse, by a stated estimate: operations in matrix products, plus 8 times the elementwise
 ones, plus a fixed cost for every small step. ``explain`` prints it all.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,11 +35,10 @@ class Cost:
         return self.matmul + ELEMENTWISE * self.elementwise + STEP * self.steps
 
 
-class Form:
-    """One of the equivalent ways to compute a mechanism."""
+class Form(ABC):
+    """One of the equivalent ways to compute a mechanism; a subclass without ``cost`` or ``run`` cannot be made."""
 
     name: ClassVar[str]
-    state: ClassVar[type[State]] = KVState  # what it continues and leaves behind for a finite kernel
 
     def refuses(self, s: Setting) -> str | None:
         """Why it cannot compute this, in a sentence; None if it can."""
@@ -50,13 +50,13 @@ class Form:
         """The kind of state it keeps."""
         return KVState
 
+    @abstractmethod
     def cost(self, s: Setting) -> Cost:
         """What it takes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def run(self, p: Problem) -> tuple[Sums, Tensor, State]:
         """The sums, how many keys each query saw, and the state after."""
-        raise NotImplementedError
 
 
 def constant_state(s: Setting) -> type[State] | None:

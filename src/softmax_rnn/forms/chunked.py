@@ -22,8 +22,7 @@ from ..problem import Problem, Setting, Sums
 from ..slots.kernels import Kernel, Near
 from ..state import KroneckerState, KVState, NearState, State, check_state_size, state_rows
 from .base import Cost, Form, constant_state, moment_bytes, no_constant_state
-from .delta import relative
-from .parallel import attend
+from .parallel import attend, relative
 from .reference import near_and_far
 
 ALIGNED = 8  # columns

@@ -19,8 +19,7 @@ from ..problem import Problem, Setting, Sums
 from ..state import KVState, State
 from .base import Cost, constant_state, count_keys, no_constant_state
 from .chunked import Chunked, Clocks, MomentsCall
-from .delta import write_by_steps
-from .parallel import attend, kept
+from .parallel import attend, kept, write_by_steps
 
 TOKENS = 64  # tokens whose features are made at once
 

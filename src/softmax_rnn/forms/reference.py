@@ -27,7 +27,6 @@ class Reference(Form):
     """Dense."""
 
     name = "reference"
-    state = KVState
 
     def cost(self, s: Setting) -> Cost:
         """All pairs, all in memory."""
@@ -62,7 +61,7 @@ def dense_sums(q: Tensor, k: Tensor, v: Tensor, context: Context, kernel: Kernel
         return near_and_far(near, far, window.count() > 0)
     arguments: Any = grouped(q, k, v, context, scale, q.dtype)
     if kernel.exponential:
-        out, lse = softmax_dense(*with_bias(arguments, context), getattr(kernel, "softcap", None))  # type: ignore[call-arg]
+        out, lse = softmax_dense(*with_bias(arguments, context), kernel.softcap)  # type: ignore[call-arg]
         return Sums(out.reshape(B, H, Tq, v.shape[-1]), None, lse.reshape(B, H, Tq, 1))
     out, total = weighted_dense(*arguments, kernel.coefficients or (), kernel.limit, True)  # type: ignore[call-arg]
     return Sums(out.reshape(B, H, Tq, v.shape[-1]), total.reshape(B, H, Tq, 1), None)
@@ -100,7 +99,7 @@ def delta_dense(k: Tensor, v: Tensor, beta: Tensor, context: Context, kernel: Ke
         a = context.channels
         fall = (a[:, :, :, None] - a[:, :, None]).masked_fill(~mask[..., None], -torch.inf).exp().to(wide)
         x = torch.einsum("bhtd,bhsd,bhtsd->bhts", k.to(wide) * scale, k.to(wide), fall)
-    own, softcap = own_scores(k, kernel, scale), getattr(kernel, "softcap", None)
+    own, softcap = own_scores(k, kernel, scale), kernel.softcap
     log_decay = (
         torch.zeros_like(x)
         if context.clock is None
@@ -127,7 +126,7 @@ def delta_dense(k: Tensor, v: Tensor, beta: Tensor, context: Context, kernel: Ke
 def own_scores(k: Tensor, kernel: Kernel, scale: float) -> Tensor:
     """x_ss = scale |k_s|^2, the score of each key with itself: (B, Hkv, T), in float32 at least; capped as the kernel caps it."""
     wide = k.to(torch.promote_types(k.dtype, torch.float32))
-    x, softcap = (wide * scale * wide).sum(-1), getattr(kernel, "softcap", None)
+    x, softcap = (wide * scale * wide).sum(-1), kernel.softcap
     return x if softcap is None else softcap * torch.tanh(x / softcap)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ..paper.claims import INFINITE, MARGIN, Claim, Region, Test
+from ..paper.claims import INFINITE, MARGIN, Claim, Region, Test, claims, says
 from .design import WIDTHS, Point
 
 if TYPE_CHECKING:
@@ -68,153 +68,144 @@ def _alone(text: str, point: Point, region: Region, longest: bool = False) -> Co
     return _contrast(text, ((1.0, point),), region, longest=longest)
 
 
+def _pair(arena: str, a: str, b: str, conv: tuple[int, int] = (0, 0)) -> Parts:
+    """a - b, both with keys of 16."""
+    return (1.0, Point(arena, a, 16, conv[0])), (-1.0, Point(arena, b, 16, conv[1]))
+
+
 def _near(arena: str, a: str, b: str, within: float, conv: tuple[int, int] = (0, 0)) -> Contrast:
     """The loss of the first is not above that of the second by more than a margin."""
     text = f"{a}{', convolution' if conv[0] else ''} − {b}{', convolution' if conv[1] else ''}, test loss"
-    parts = (1.0, Point(arena, a, 16, conv[0])), (-1.0, Point(arena, b, 16, conv[1]))
-    return _contrast(text, parts, (-INFINITE, within), (-within, within))
+    return _contrast(text, _pair(arena, a, b, conv), (-INFINITE, within), (-within, within))
 
 
 def _worse(arena: str, a: str, b: str, by: float) -> Contrast:
-    parts = (1.0, Point(arena, a, 16, 0)), (-1.0, Point(arena, b, 16, 0))
-    return _contrast(f"{a} − {b}, test loss", parts, (by, INFINITE))
+    """The loss of the first is above that of the second by more than a margin."""
+    return _contrast(f"{a} − {b}, test loss", _pair(arena, a, b), (by, INFINITE))
 
 
 def _as_right(a: str, b: str, within: float = 0.02) -> Contrast:
     """On images: not less accurate than another by more than a margin."""
-    parts = (1.0, Point("digits", a, 16, 0)), (-1.0, Point("digits", b, 16, 0))
-    return _contrast(f"{a} − {b}, accuracy", parts, (-within, INFINITE), (-within, within))
+    return _contrast(f"{a} − {b}, accuracy", _pair("digits", a, b), (-within, INFINITE), (-within, within))
 
 
 def _less_right(a: str, b: str) -> Contrast:
-    parts = (1.0, Point("digits", b, 16, 0)), (-1.0, Point("digits", a, 16, 0))
-    return _contrast(f"{b} − {a}, accuracy", parts, (SOME, INFINITE))
-
-
-def _claim(name: str, arena: str, sentence: str, *tests: Contrast) -> Claim:
-    return Claim(name, arena, sentence, tests, ours=True)
+    """On images: less accurate than another."""
+    return _contrast(f"{b} − {a}, accuracy", _pair("digits", b, a), (SOME, INFINITE))
 
 
 NORMED = [f"taylor{n}_norm" for n in range(5)]
 CLAIMS: tuple[Claim, ...] = (
-    *(
-        _claim(
-            f"order_{n}_recalls_more",
-            "recall",
-            f"Order {n} recalls more than order {n - 1} at equal key width (mean over widths of {', '.join(map(str, WIDTHS))}).",
-            _more("recall", better, than, WIDTHS),
-        )
-        for n, (than, better) in enumerate(pairwise(NORMED), start=1)
-    ),
-    _claim(
-        "linear_fails_where_order_2_succeeds",
+    *claims(
         "recall",
-        "With keys of width 8, order 2 recalls at least 90% of the values and linear attention at most half.",
-        _alone("taylor2, accuracy", Point("recall", "taylor2"), (0.9, INFINITE)),
-        _alone("linear_elu, accuracy", Point("recall", "linear_elu"), (-INFINITE, 0.5)),
-    ),
-    _claim(
-        "norm_recalls_as_softmax",
-        "recall",
-        "With a norm in place of the denominator as much is recalled as with softmax (mean over key widths).",
-        _contrast(
-            "norm − softmax, accuracy", _mean("recall", "norm", "softmax", WIDTHS), (-SHARE, INFINITE), (-SHARE, SHARE)
+        ours=True,
+        **{
+            f"order_{n}_recalls_more": says(
+                f"Order {n} recalls more than order {n - 1} at equal key width (mean over widths of {', '.join(map(str, WIDTHS))}).",
+                _more("recall", better, than, WIDTHS),
+            )
+            for n, (than, better) in enumerate(pairwise(NORMED), start=1)
+        },
+        linear_fails_where_order_2_succeeds=says(
+            "With keys of width 8, order 2 recalls at least 90% of the values and linear attention at most half.",
+            _alone("taylor2, accuracy", Point("recall", "taylor2"), (0.9, INFINITE)),
+            _alone("linear_elu, accuracy", Point("recall", "linear_elu"), (-INFINITE, 0.5)),
+        ),
+        norm_recalls_as_softmax=says(
+            "With a norm in place of the denominator as much is recalled as with softmax (mean over key widths).",
+            _contrast(
+                "norm − softmax, accuracy",
+                _mean("recall", "norm", "softmax", WIDTHS),
+                (-SHARE, INFINITE),
+                (-SHARE, SHARE),
+            ),
         ),
     ),
-    _claim(
-        "decay_wins_on_forgetting",
+    *claims(
         "forgetting",
-        "Where keys are assigned again, decay recalls more than adding alone: at order 1, at order 2, and of the exponential.",
-        _more("forgetting", "taylor1_norm_decay", "taylor1_norm"),
-        _more("forgetting", "taylor2_norm_decay", "taylor2_norm"),
-        _more("forgetting", "norm_decay", "norm"),
+        ours=True,
+        decay_wins_on_forgetting=says(
+            "Where keys are assigned again, decay recalls more than adding alone: at order 1, at order 2, and of the exponential.",
+            _more("forgetting", "taylor1_norm_decay", "taylor1_norm"),
+            _more("forgetting", "taylor2_norm_decay", "taylor2_norm"),
+            _more("forgetting", "norm_decay", "norm"),
+        ),
+        delta_wins_on_reassigned_keys=says(
+            "Where keys are assigned again, the delta rule recalls more than adding alone: at order 1, at order 2, and of the exponential.",
+            _more("forgetting", "taylor1_norm_delta", "taylor1_norm"),
+            _more("forgetting", "taylor2_norm_delta", "taylor2_norm"),
+            _more("forgetting", "delta_softmax", "norm"),
+        ),
+        delta_beats_decay_on_reassigned_keys=says(
+            "Where keys are assigned again, the delta rule recalls more than decay at equal order.",
+            _more("forgetting", "taylor1_norm_delta", "taylor1_norm_decay"),
+            _more("forgetting", "taylor2_norm_delta", "taylor2_norm_decay"),
+        ),
     ),
-    _claim(
-        "delta_wins_on_reassigned_keys",
-        "forgetting",
-        "Where keys are assigned again, the delta rule recalls more than adding alone: at order 1, at order 2, and of the exponential.",
-        _more("forgetting", "taylor1_norm_delta", "taylor1_norm"),
-        _more("forgetting", "taylor2_norm_delta", "taylor2_norm"),
-        _more("forgetting", "delta_softmax", "norm"),
-    ),
-    _claim(
-        "delta_beats_decay_on_reassigned_keys",
-        "forgetting",
-        "Where keys are assigned again, the delta rule recalls more than decay at equal order.",
-        _more("forgetting", "taylor1_norm_delta", "taylor1_norm_decay"),
-        _more("forgetting", "taylor2_norm_delta", "taylor2_norm_decay"),
-    ),
-    _claim(
-        "parity_needs_beta_up_to_2",
+    *claims(
         "parity",
-        "At four times the trained length the delta rule has at least 95% of parities right with beta in [0, 2], at most 60% with [0, 1].",
-        _alone("beta in [0, 2], accuracy", Point("parity", "deltanet", 16, 0, 2.0), (0.95, INFINITE), longest=True),
-        _alone("beta in [0, 1], accuracy", Point("parity", "deltanet", 16, 0, 1.0), (-INFINITE, 0.6), longest=True),
+        ours=True,
+        parity_needs_beta_up_to_2=says(
+            "At four times the trained length the delta rule has at least 95% of parities right with beta in [0, 2], at most 60% "
+            "with [0, 1].",
+            _alone("beta in [0, 2], accuracy", Point("parity", "deltanet", 16, 0, 2.0), (0.95, INFINITE), longest=True),
+            _alone("beta in [0, 1], accuracy", Point("parity", "deltanet", 16, 0, 1.0), (-INFINITE, 0.6), longest=True),
+        ),
     ),
-    _claim(
-        "near2_within_two_hundredths",
+    *claims(
         "text",
-        "Exact for the newest 64 keys and order 2 beyond, at a constant state, is within 0.02 nats of softmax.",
-        _near("text", "near2_w64", "softmax", 0.02),
+        ours=True,
+        near2_within_two_hundredths=says(
+            "Exact for the newest 64 keys and order 2 beyond, at a constant state, is within 0.02 nats of softmax.",
+            _near("text", "near2_w64", "softmax", 0.02),
+        ),
+        order_2_with_decay_and_convolution=says(
+            "Order 2 with decay and a convolution is within 0.03 nats of softmax.",
+            _near("text", "taylor2_decay", "softmax", MARGIN, (2, 0)),
+        ),
+        order_2_with_decay_same_convolution=says(
+            "Order 2 with decay and a convolution is within 0.03 nats of softmax with the same convolution.",
+            _near("text", "taylor2_decay", "softmax", MARGIN, (2, 2)),
+        ),
     ),
-    _claim(
-        "order_2_with_decay_and_convolution",
-        "text",
-        "Order 2 with decay and a convolution is within 0.03 nats of softmax.",
-        _near("text", "taylor2_decay", "softmax", MARGIN, (2, 0)),
-    ),
-    _claim(
-        "order_2_with_decay_same_convolution",
-        "text",
-        "Order 2 with decay and a convolution is within 0.03 nats of softmax with the same convolution.",
-        _near("text", "taylor2_decay", "softmax", MARGIN, (2, 2)),
-    ),
-    _claim(
-        "norm_matches_on_hidden_words",
+    *claims(
         "masked",
-        "The norm matches softmax on hidden words, both sides in view.",
-        _near("masked", "norm", "softmax", MARGIN),
+        ours=True,
+        norm_matches_on_hidden_words=says(
+            "The norm matches softmax on hidden words, both sides in view.", _near("masked", "norm", "softmax", MARGIN)
+        ),
+        linear_is_behind_on_hidden_words=says(
+            "Every linear attention is clearly behind softmax on hidden words.",
+            *(_worse("masked", name, "softmax", MARGIN) for name in ("linear_elu", "linear_relu", "linear_cosine")),
+        ),
+        orders_help_on_hidden_words=says(
+            "More orders give a lower loss on hidden words, and ten orders match all of them.",
+            _worse("masked", "taylor1_norm", "taylor2_norm", SOME),
+            _worse("masked", "taylor2_norm", "taylor4_norm", SOME),
+            _near("masked", "taylor10_norm", "norm", MARGIN),
+        ),
+        gate_and_rms_match_on_hidden_words=says(
+            "A gate or an RMS norm in place of the denominator matches softmax on hidden words.",
+            _near("masked", "gate", "softmax", MARGIN),
+            _near("masked", "rms", "softmax", MARGIN),
+        ),
     ),
-    _claim(
-        "linear_is_behind_on_hidden_words",
-        "masked",
-        "Every linear attention is clearly behind softmax on hidden words.",
-        *(_worse("masked", name, "softmax", MARGIN) for name in ("linear_elu", "linear_relu", "linear_cosine")),
-    ),
-    _claim(
-        "orders_help_on_hidden_words",
-        "masked",
-        "More orders give a lower loss on hidden words, and ten orders match all of them.",
-        _worse("masked", "taylor1_norm", "taylor2_norm", SOME),
-        _worse("masked", "taylor2_norm", "taylor4_norm", SOME),
-        _near("masked", "taylor10_norm", "norm", MARGIN),
-    ),
-    _claim(
-        "gate_and_rms_match_on_hidden_words",
-        "masked",
-        "A gate or an RMS norm in place of the denominator matches softmax on hidden words.",
-        _near("masked", "gate", "softmax", MARGIN),
-        _near("masked", "rms", "softmax", MARGIN),
-    ),
-    _claim(
-        "norm_matches_on_images",
+    *claims(
         "digits",
-        "The norm is as right as softmax about images, within 2 of 100.",
-        _as_right("norm", "softmax"),
-    ),
-    _claim(
-        "orders_help_on_images",
-        "digits",
-        "More orders are more often right about images, and ten orders are as right as all of them.",
-        _less_right("taylor1_norm", "taylor2_norm"),
-        _less_right("taylor2_norm", "taylor4_norm"),
-        _as_right("taylor10_norm", "norm"),
-    ),
-    _claim(
-        "linear_is_behind_on_images",
-        "digits",
-        "Every linear attention is less often right about images than softmax.",
-        *(_less_right(name, "softmax") for name in ("linear_elu", "linear_relu", "linear_cosine")),
+        ours=True,
+        norm_matches_on_images=says(
+            "The norm is as right as softmax about images, within 2 of 100.", _as_right("norm", "softmax")
+        ),
+        orders_help_on_images=says(
+            "More orders are more often right about images, and ten orders are as right as all of them.",
+            _less_right("taylor1_norm", "taylor2_norm"),
+            _less_right("taylor2_norm", "taylor4_norm"),
+            _as_right("taylor10_norm", "norm"),
+        ),
+        linear_is_behind_on_images=says(
+            "Every linear attention is less often right about images than softmax.",
+            *(_less_right(name, "softmax") for name in ("linear_elu", "linear_relu", "linear_cosine")),
+        ),
     ),
 )
 

@@ -6,7 +6,6 @@ was trained, and ever more expensive to the right.
 
 from __future__ import annotations
 
-import json
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,10 @@ import matplotlib
 from ..files import write_atomically
 from ..report.data import Report
 from ..report.drawing import STYLE, digest, plt
-from ..report.site import counts, verdict_table
-from ..report.style import page, table, text
+from ..report.style import counts, embedded, page, table, text, verdict_table
 from ..state import readable_bytes
 from .design import ARENAS
-from .results import cost
-from .summary import FAMILIES, Frontier, Measured, family, memory, shown
+from .results import FAMILIES, Frontier, Measured, family, footprint, memory, shown
 
 CONTEXTS = (16, 65536)  # between which keys and values are drawn
 AXES = {"bytes": "state of a layer, bytes", "operations": "operations for one more token, per layer"}
@@ -83,15 +80,15 @@ def _point(axis: Any, m: Measured, quantity: str) -> None:
     p, q = m.point, m.quality
     color = FAMILIES[family(p.mechanism)][1]
     up = 100.0 if p.place.quantity == "accuracy" else 1.0
-    if cost(p, 1).constant:
-        x = getattr(cost(p, 1), quantity)
+    if footprint(p, 1).constant:
+        x = getattr(footprint(p, 1), quantity)
         size = {4: 3.0, 8: 4.5, 16: 6.0, 32: 7.5}[p.key_dim]
         axis.plot(x, up * q.mean, "o", ms=size, color=color, mfc=color if p.conv or p.arena == "text" else "white")
         axis.annotate(
             _short(p.mechanism), (x, up * q.mean), xytext=(4, 3), textcoords="offset points", fontsize=5.5, color=color
         )
     else:
-        ends = [getattr(cost(p, t), quantity) for t in CONTEXTS]
+        ends = [getattr(footprint(p, t), quantity) for t in CONTEXTS]
         axis.plot(ends, [up * q.mean] * 2, color=color, lw=0.6 + p.key_dim / 16, alpha=0.7)
 
 
@@ -152,7 +149,7 @@ def document(report: Frontier, svg: str) -> str:
         *_tables(report),
         f'<section id="again"><h2>Run it again</h2><p>{done}</p><pre>softmax-rnn frontier\n'
         "softmax-rnn frontier --from results/frontier --draw</pre></section></main>",
-        f'<script type="application/json" id="frontier">{_embedded(report)}</script>',
+        embedded(_data(report), "frontier"),
         *(f"<script>{script}</script>" for script in scripts),
     ]
     return page("Which attention for how much memory?", body, head)
@@ -210,13 +207,10 @@ def _tables(report: Frontier) -> list[str]:
     return [*parts, "</section>"]
 
 
-def _embedded(report: Frontier) -> str:
-    """Points as JSON in which no tag can begin or end."""
+def _data(report: Frontier) -> dict[str, Any]:
+    """What the charts show."""
     points = [m.plain() for m in report.points if m.point.arena in TITLES]
-    data = json.dumps({"points": points, "families": {f: c for f, (_, c) in FAMILIES.items()}}, allow_nan=False)
-    for character in "<>&":
-        data = data.replace(character, f"\\u{ord(character):04x}")
-    return data
+    return {"points": points, "families": {family: color for family, (_, color) in FAMILIES.items()}}
 
 
 def _file(name: str) -> str:

@@ -1,8 +1,8 @@
-"""What was run of the frontier, and what each point costs.
+"""The frontier as data: what was run of it, what each point costs, the claims judged; and as lines for the terminal.
 
-``Found`` reads runs from their folders, or packed, by their names (which hold the hash of their configuration). The **cost** of a point is
-computed, not measured: bytes that one layer remembers of one sequence (a test holds it to the model's cache), and operations for one
-more token in the attention of one layer, without its projections.
+``Found`` reads runs from their folders, or packed, by their names (which hold the hash of their configuration). The **footprint** of a
+point (what it costs) is computed, not measured: bytes that one layer remembers of one sequence (a test holds it to the model's cache), and
+operations for one more token in the attention of one layer, without its projections.
 
     constant state    4 rows columns heads                    rows: the symmetric powers of the keys, C(d + n, n); columns: values, and ones
     Near              and a ring of keys and values           4 window (d + e) heads
@@ -11,27 +11,35 @@ more token in the attention of one layer, without its projections.
 
 from __future__ import annotations
 
+import json
+import re
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError
 from ..forms import FORMS
 from ..forms.base import constant_state, moment_bytes
-from ..lab.store import DamagedRun, Run, is_packed, read_packed, read_run
-from ..paper.claims import interval
+from ..lab.run import DamagedRun, Run, read_run
+from ..lab.store import is_packed, read_packed
+from ..paper.claims import Claim, conclude, interval, run_test
+from ..paper.summary import judged
 from ..problem import Dims, Setting
+from ..report.data import ClaimView, finite, plain
 from ..slots.kernels import Near
-from .claims import decisive
-from .design import Point
+from ..state import readable_bytes
+from .claims import CLAIMS, Contrast, decisive
+from .design import ARENAS, POINTS, Point
 
+CONTEXT = 1024  # tokens, at which a table states the cost of keys and values
 CHOOSING = 0  # the seed that chooses the learning rate
 
 
 @dataclass(frozen=True)
-class Cost:
+class Footprint:
     """Of one layer, for one sequence: what it remembers after so many tokens, and what one more token takes."""
 
     bytes: int
@@ -139,10 +147,10 @@ def _finished(folder: Path) -> Run | None:
         run = read_run(folder)
     except (FileNotFoundError, NotADirectoryError, DamagedRun, UserError):
         return None
-    return run if run.status in ("done", "diverged") else None
+    return run if run.ended else None
 
 
-def cost(point: Point, context: int) -> Cost:
+def footprint(point: Point, context: int) -> Footprint:
     """What the point's attention costs after ``context`` tokens."""
     m, a = point.value, point.place
     one = Setting(m, Dims(1, a.heads, a.heads, 1, 1, point.key_dim, a.head_dim))
@@ -151,8 +159,159 @@ def cost(point: Point, context: int) -> Cost:
     if constant_state(one) is not None:
         work = FORMS["recurrent"].cost(one)
         ring = m.kernel.window * (point.key_dim + a.head_dim) * 4 * a.heads if isinstance(m.kernel, Near) else 0
-        return Cost(moment_bytes(one) + ring + tail, work.matmul + work.elementwise + mixing, True)
+        return Footprint(moment_bytes(one) + ring + tail, work.matmul + work.elementwise + mixing, True)
     all_ = Setting(m, Dims(1, a.heads, a.heads, 1, context, point.key_dim, a.head_dim))
     work = FORMS["parallel"].cost(all_)
     kept = context * (point.key_dim + a.head_dim) * 4 * a.heads
-    return Cost(kept + tail, work.matmul + work.elementwise + mixing, False)
+    return Footprint(kept + tail, work.matmul + work.elementwise + mixing, False)
+
+
+# Colours by what a mechanism is; the first pattern that its name matches.
+FAMILIES: dict[str, tuple[str, str]] = {
+    "near exact, far series": (r"near2_w\d+", "#d1495b"),
+    "delta rule": (r".*_delta|delta.*", "#8a4fbf"),
+    "decay": (r".*_decay|fox", "#c8860d"),
+    "series under a norm": (r"taylor\d+_norm", "#2a78c2"),
+    "series over its sum": (r"taylor\d+", "#5d7f9e"),
+    "linear attention": (r"linear.*", "#2e8b57"),
+    "exponential": (r".*", "#1b1b1b"),
+}
+
+
+def family(mechanism: str) -> str:
+    """What kind of mechanism it is.
+
+    >>> family("taylor2_norm_decay"), family("taylor2_norm"), family("softmax")
+    ('decay', 'series under a norm', 'exponential')
+    """
+    return next(name for name, (pattern, _) in FAMILIES.items() if re.fullmatch(pattern, mechanism))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A point whose counted runs have all ended."""
+
+    point: Point
+    quality: Quality
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON holds it; the cost of keys and values is a line: what it begins with, and what each token of context adds."""
+        p, q = self.point, self.quality
+        at, later = footprint(p, 1), footprint(p, 2)
+        lines = {
+            "bytes": [at.bytes - (later.bytes - at.bytes), later.bytes - at.bytes],
+            "operations": [at.operations - (later.operations - at.operations), later.operations - at.operations],
+        }
+        return {
+            "arena": p.arena,
+            "mechanism": p.mechanism,
+            "family": family(p.mechanism),
+            "formula": str(p.value),
+            "key_dim": p.key_dim,
+            "conv": p.conv,
+            "beta_max": p.beta_max,
+            "constant": at.constant,
+            **lines,
+            **{k: finite(v) for k, v in asdict(q).items() if k != "values"},
+            "values": [finite(v) for v in q.values],
+        }
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """What a page shows; ``missing`` are points without all of their runs."""
+
+    points: list[Measured]
+    missing: list[Point]
+    claims: list[ClaimView]
+
+    def at(self, arena: str) -> list[Measured]:
+        """The points of an arena, the best first."""
+        sign = -1 if ARENAS[arena].quantity == "accuracy" else 1
+        return sorted((m for m in self.points if m.point.arena == arena), key=lambda m: sign * m.quality.mean)
+
+    def text(self) -> str:
+        """The content of ``frontier.json``."""
+        about = {
+            name: {k: v for k, v in asdict(arena).items() if k != "name"} | {"longest": arena.longest}
+            for name, arena in ARENAS.items()
+        }
+        data = {
+            "arenas": about,
+            "points": [m.plain() for m in self.points],
+            "missing": [p.name for p in self.missing],
+            "claims": [plain(c) for c in self.claims],
+        }
+        return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+class _Seeds:
+    """What a test asks of the runs."""
+
+    def __init__(self, found: Found, seeds: range) -> None:
+        self.seeds, self.value = seeds, found.value
+
+
+def judge_claim(claim: Claim, found: Found) -> ClaimView:
+    """A claim after the runs."""
+    tests = [test for test in claim.tests if isinstance(test, Contrast)]
+    points = list(dict.fromkeys(point for test in tests for point in test.points))
+    seeds = counted(points[0])
+    judgements = [run_test(test, _Seeds(found, seeds)) for test in tests]  # type: ignore[arg-type]
+    missing = [point.name for point in points if found.summary(point) is None]
+    return ClaimView(
+        claim.name,
+        "",
+        claim.sentence,
+        claim.section,
+        conclude(judgements),
+        [judged(judgement) for judgement in judgements],
+        missing=missing,
+        ours=True,
+    )
+
+
+def summarise(found: Found) -> Frontier:
+    """Everything that is there."""
+    there = {point: found.summary(point) for point in POINTS}
+    points = [Measured(point, quality) for point, quality in there.items() if quality is not None]
+    missing = [point for point, quality in there.items() if quality is None]
+    return Frontier(points, missing, [judge_claim(claim, found) for claim in CLAIMS])
+
+
+def shown(m: Measured) -> str:
+    """Quality with its interval, in a few characters."""
+    q = m.quality
+    if m.point.place.quantity == "loss":
+        return f"{q.mean:.3f}" + ("" if q.low is None or q.high is None else f" ± {(q.high - q.low) / 2:.3f}")
+    if q.low is None or q.high is None:
+        return f"{q.mean:.1%}"
+    return f"{q.mean:.1%} [{max(q.low, 0):.0%}, {min(q.high, 1):.0%}]"
+
+
+def memory(m: Measured) -> str:
+    """What it remembers, and of what length where that grows."""
+    if m.point.place.both_sides:
+        return "both sides"
+    c = footprint(m.point, CONTEXT)
+    return readable_bytes(c.bytes) if c.constant else f"{readable_bytes(c.bytes)} at {CONTEXT:,}"
+
+
+def table(report: Frontier) -> list[str]:
+    """Lines for the terminal: the claims, then a block for each arena, the best point first."""
+    lines = []
+    for claim in report.claims:
+        lines.append(f"{claim.verdict:<14} {claim.sentence}")
+    for arena, about in ARENAS.items():
+        some = report.at(arena)
+        if not some:
+            continue
+        lines += ["", f"{arena}: {about.source.split(',')[0]}, rows of {about.length}, {about.steps} steps"]
+        lines.append(f"{'mechanism':<20} {'keys':>4} {'conv':>4}  {about.quantity:>18}  {'state per layer':>18}")
+        for m in some:
+            p = m.point
+            turned = f" beta<={p.beta_max:g}" if p.arena == "parity" else ""
+            lines.append(f"{p.mechanism + turned:<20} {p.key_dim:>4} {p.conv:>4}  {shown(m):>18}  {memory(m):>18}")
+    if report.missing:
+        lines += ["", f"{len(report.missing)} of {len(POINTS)} points have not all of their runs yet."]
+    return lines

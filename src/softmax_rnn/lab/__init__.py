@@ -18,7 +18,8 @@ In the order in which a run passes through them:
     progress.py     progress bars, a table of many runs, Ctrl-C
     sweep.py        the command: grids of runs on this machine
     slurm.py        the same on a cluster
-    store.py        runs as tables, in folders or packed into few files
+    run.py          one run, as its files tell
+    store.py        many runs as tables, in folders or packed into few files
 """
 
 import importlib
@@ -32,7 +33,8 @@ _HOME = {
     "config": ["RunConfig", "RunSettings", "TrainConfig", "configure", "recipe"],
     "data": ["DataConfig"],
     "model": ["ModelConfig"],
-    "store": ["Run", "find_runs", "load_run", "runs_table", "tidy"],
+    "run": ["Run", "load_run"],
+    "store": ["find_runs", "runs_table", "tidy"],
     "tokenizer": ["TokenizerConfig"],
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
@@ -46,9 +48,9 @@ if TYPE_CHECKING:
     from .config import recipe as recipe
     from .data import DataConfig as DataConfig
     from .model import ModelConfig as ModelConfig
-    from .store import Run as Run
+    from .run import Run as Run
+    from .run import load_run as load_run
     from .store import find_runs as find_runs
-    from .store import load_run as load_run
     from .store import runs_table as runs_table
     from .store import tidy as tidy
     from .sweep import call as sweep  # noqa: F401

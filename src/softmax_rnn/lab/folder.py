@@ -32,8 +32,8 @@ from .. import files
 from ..errors import UserError
 from ..files import read_json, read_yaml, writing
 from .config import RunConfig, content_hash, to_yaml
+from .options import flat
 from .recorder import DamagedMetrics, read
-from .store import flat
 
 PACKAGES = ("softmax-rnn", "torch", "transformers", "accelerate", "tokenizers", "datasets", "numpy", "safetensors")
 SAVING = ".saving"

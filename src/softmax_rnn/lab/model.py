@@ -19,9 +19,9 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..cli import place_of
 from ..errors import MechanismWarning, UserError, printable
 
 if TYPE_CHECKING:
@@ -196,13 +196,6 @@ def build_model(
 
 
 # From a trained model.
-
-
-def place_of(init: str) -> str | Path:
-    """Where the model is: ``smollm2`` names the file in the installed package."""
-    from ..models import smollm2_path
-
-    return smollm2_path() if init == "smollm2" else init
 
 
 def load_source(init: str) -> PreTrainedModel:

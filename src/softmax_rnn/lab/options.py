@@ -48,6 +48,29 @@ def nested(key: str, value: Any) -> Plain:
     return typing.cast(Plain, value)
 
 
+def nested_all(values: Mapping[str, Any]) -> Plain:
+    """Values by dotted names as groups of options: the inverse of ``flat``.
+
+    >>> nested_all({"seed": 1, "model.size": "nano"})
+    {'seed': 1, 'model': {'size': 'nano'}}
+    """
+    out: Plain = {}
+    merge(out, values)
+    return out
+
+
+def flat(config: Mapping[str, Any]) -> Plain:
+    """Groups of options as ``group.option``; a mapping inside an option stays whole.
+
+    >>> flat({"seed": 1, "model": {"overrides": {"hidden_size": 64}}})
+    {'seed': 1, 'model.overrides': {'hidden_size': 64}}
+    """
+    out: Plain = {}
+    for key, value in config.items():
+        out |= {f"{key}.{option}": v for option, v in value.items()} if isinstance(value, dict) else {key: value}
+    return out
+
+
 def _is_value(value: Plain) -> bool:
     """A mechanism written out replaces the one before it as a whole."""
     return "kernel" in value
@@ -168,6 +191,21 @@ def all_options(root: type) -> tuple[tuple[str, Any, str], ...]:
                 yield f"{prefix}{name}", kind, about.get(name, "")
 
     return tuple(of(root, ""))
+
+
+def full_name(name: str, root: type) -> str:
+    """The dotted name of an option that is named by its last word: ``steps`` is ``train.steps``, because no other group has steps."""
+    known = [option for option, _, _ in all_options(root)]
+    groups = {option.partition(".")[0] for option in known if "." in option}
+    if name in known or name.partition(".")[0] in groups:
+        return name
+    found = [option for option in known if option.rpartition(".")[2] == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UserError(f"{name} may mean {' or '.join(found)}: give the one you mean, as in **{{{found[0]!r}: ...}}.")
+    near = difflib.get_close_matches(name, [option.rpartition(".")[2] for option in known], n=1)
+    raise UserError(f"There is no option {name!r}{f': did you mean {near[0]}?' if near else '.'}")
 
 
 def _documented(cls: type) -> dict[str, str]:

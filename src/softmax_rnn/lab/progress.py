@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import printable
 from .recorder import DamagedMetrics, read
-from .store import Run
+from .run import ENDED, Run
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -206,7 +206,7 @@ class _Known:
         self.began = time.monotonic()
         self.failed: dict[Path, str] = {}
         self._read: dict[Path, Run | None] = {}
-        self.done_before = sum(self.state(run, {}) in ("done", "diverged") for run in runs)
+        self.done_before = sum(self.state(run, {}) in ENDED for run in runs)
 
     def run(self, config: RunConfig, fresh: bool) -> Run | None:
         folder = config.folder
@@ -231,7 +231,7 @@ class _Known:
     def sentence(self, states: Mapping[Path, str]) -> str:
         """How many are done, and how long the rest will take at this pace."""
         all_states = [self.state(run, states) for run in self.runs]
-        done = sum(state in ("done", "diverged") for state in all_states)
+        done = sum(state in ENDED for state in all_states)
         failed = sum(state.startswith("failed") for state in all_states)
         text = f"{done} of {len(self.runs)} runs done" + (f", {failed} failed" if failed else "")
         left, fresh = len(self.runs) - done - failed, done - self.done_before
@@ -293,7 +293,7 @@ def _table(known: _Known, runs: Sequence[RunConfig], states: Mapping[Path, str])
             continue
         numbers = [(there.last(key), form) for key, form in (("train_loss", ".4f"), ("test_loss", ".4f"))]
         numbers += [(there.last("tokens_per_second"), ",.0f"), (there.last("spikes"), "d")]
-        step = f"{there.rows[-1]['step'] if there.rows else 0}/{config.train.steps}"
+        step = f"{there.step}/{config.train.steps}"
         out.add_row(
             escape(printable(config.folder.name)),
             state,

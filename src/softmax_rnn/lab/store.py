@@ -1,9 +1,7 @@
-"""Finished and unfinished runs as tables: what ``softmax-rnn list --runs`` shows and what figures read.
+"""Many runs as tables: what ``softmax-rnn list --runs`` shows and what figures read.
 
-Nothing here needs torch: a run's ``config.yaml`` and ``metrics.jsonl`` are enough, so committed results without checkpoints count
-too. A damaged run is one of the table, with the file and the line that are damaged; it never hides the others.
-
-Runs are in folders, or packed: the files of many run folders as three, for results that are kept and committed.
+A damaged run is one of the table, with what is wrong with it; it never hides the others. Runs are in folders, or packed: the files of
+many run folders as three, for results that are kept and committed.
 
     softmax-rnn pack out/cpu results/cpu
 
@@ -17,161 +15,22 @@ started a worker is left out, which names folders of that machine.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import nearest_name, read_json, read_yaml, write_atomically
-from .model import label
-from .recorder import DamagedMetrics, read
+from ..files import write_atomically
+from .options import flat, nested_all
+from .run import DamagedRun, Run, read_run
 
 DEPTH = 4  # how many folders down runs are looked for
 LIMIT = 1_900_000  # bytes of a part
 COMMON = ("versions", "git", "hardware")  # of an environment; the rest of it is the run's own
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run, read from its folder or from packed files."""
-
-    folder: Path
-    config: dict[str, Any] = field(default_factory=dict)
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    damage: str | None = None
-    packed_environment: dict[str, Any] | None = None
-
-    @property
-    def environment(self) -> dict[str, Any]:
-        """What it ran on; nothing if that cannot be read."""
-        if self.packed_environment is not None:
-            return self.packed_environment
-        with contextlib.suppress(OSError, UserError):
-            about = read_json(self.folder / "environment.json")
-            return about if isinstance(about, dict) else {}
-        return {}
-
-    @property
-    def status(self) -> str:
-        """``done``, ``diverged``, ``unfinished`` or ``damaged``."""
-        if self.damage is not None:
-            return "damaged"
-        return str(self.rows[-1].get("event", "unfinished")) if self.rows else "unfinished"
-
-    @property
-    def step(self) -> int:
-        """How far it came."""
-        return int(self.rows[-1]["step"]) if self.rows else 0
-
-    def last(self, key: str) -> Any:
-        """The newest value of a metric, or None."""
-        return next((row[key] for row in reversed(self.rows) if row.get(key) is not None), None)
-
-    def option(self, name: str) -> Any:
-        """A value of the configuration by its dotted name, or None."""
-        value: Any = self.config
-        for part in name.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        return value
-
-    def model(self) -> Any:
-        """The model of the newest checkpoint."""
-        from ..models import load_model
-
-        return load_model(self.folder)
-
-    def tokenizer(self) -> Any:
-        """The tokenizer beside it."""
-        from ..models import load_tokenizer
-
-        return load_tokenizer(self.folder)
-
-    def options(self) -> dict[str, Any]:
-        """The configuration by dotted names, without where and how the work was done."""
-        return flat({group: options for group, options in self.config.items() if group not in ("run", "name")})
-
-    def columns(self) -> dict[str, Any]:
-        """What tells this run from others."""
-        mechanism = self.option("model.mechanism")
-        return {
-            "run": self.folder.name,
-            "mechanism": None if mechanism is None else label(mechanism),
-            "source": self.option("data.source"),
-            "size": self.option("model.size"),
-            "seed": self.option("seed"),
-        }
-
-
-def flat(config: dict[str, Any]) -> dict[str, Any]:
-    """Groups of options as ``group.option``; a mapping inside an option stays whole.
-
-    >>> flat({"seed": 1, "model": {"overrides": {"hidden_size": 64}}})
-    {'seed': 1, 'model.overrides': {'hidden_size': 64}}
-    """
-    out: dict[str, Any] = {}
-    for key, value in config.items():
-        out |= {f"{key}.{option}": v for option, v in value.items()} if isinstance(value, dict) else {key: value}
-    return out
-
-
-class DamagedRun(UserError):
-    """The files of a run contradict themselves or cannot be read."""
-
-
-def read_run(folder: str | Path) -> Run:
-    """One run; a folder without ``config.yaml`` raises ``FileNotFoundError``, files that make no sense ``DamagedRun``."""
-    folder = Path(folder)
-    if not os.path.lexists(folder / "config.yaml"):
-        raise FileNotFoundError(f"{folder} is not a run: it has no config.yaml")
-    config = _read_config(folder)
-    try:
-        rows = read(folder / "metrics.jsonl")
-    except DamagedMetrics as error:
-        raise _damaged(folder, str(error)) from None
-    except OSError as error:
-        raise _damaged(folder, f"metrics.jsonl cannot be read: {error.strerror}") from None
-    run = Run(folder, config, rows)
-    steps = config["train"]["steps"]
-    if run.status == "done" and run.step != steps:
-        raise _damaged(folder, f"it says done at step {run.step} of {steps}")
-    if run.status == "done" and run.last("test_loss") is None:
-        raise _damaged(folder, "it says done and has no test loss")
-    return run
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    try:
-        config = read_yaml(folder / "config.yaml")
-        told = (config["train"]["steps"], config["seed"], config["model"]["mechanism"], config["data"]["source"])
-    except (UserError, KeyError, TypeError):
-        raise _damaged(folder, "config.yaml is not that of a run") from None
-    if not isinstance(told[0], int) or not isinstance(told[1], int):
-        raise _damaged(folder, "config.yaml is not that of a run")
-    return dict(config)
-
-
-def _damaged(folder: Path, why: str) -> DamagedRun:
-    return DamagedRun(
-        f"{folder} is damaged ({why}): train it again with the same command, which continues from its last checkpoint."
-    )
-
-
-def load_run(folder: str | Path) -> Run:
-    """A run that is there: its configuration, metrics and checkpoints.
-
-    >>> load_run("runs/norm-tunes-845a626a08").model()  # doctest: +SKIP
-    """
-    folder = Path(folder)
-    try:
-        return read_run(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"There is no run {folder}{nearest_name(folder)}") from None
 
 
 def find_runs(root: str | Path) -> list[Run]:
@@ -254,7 +113,7 @@ def read_packed(folder: Path) -> list[Run]:
         return [
             Run(
                 folder / entry["run"],
-                _nested(table["common"] | entry["config"]),
+                nested_all(table["common"] | entry["config"]),
                 metrics.get(number, []),
                 packed_environment=environments[entry["environment"]] | entry["about"],
             )
@@ -295,17 +154,6 @@ def _own(environment: dict[str, Any]) -> dict[str, Any]:
     if "sessions" in own:
         own["sessions"] = [{k: v for k, v in session.items() if k != "command"} for session in own["sessions"]]
     return own
-
-
-def _nested(options: dict[str, Any]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in options.items():
-        group, _, name = key.partition(".")
-        if name:
-            out.setdefault(group, {})[name] = value
-        else:
-            out[key] = value
-    return out
 
 
 def _write_metrics(folder: Path, rows: Sequence[list[dict[str, Any]]]) -> None:
@@ -377,7 +225,7 @@ def pack(source: Path, out: Path) -> tuple[int, int]:
     Gives how many runs are packed now, and how many of the source had not ended and were left out.
     """
     new = find_runs(source)
-    ended = [run for run in new if run.status in ("done", "diverged")]
+    ended = [run for run in new if run.ended]
     there = {run.folder.name: run for run in [*(read_packed(out) if is_packed(out) else []), *ended]}
     if not there:
         raise UserError(f"There is no run in {source} that has ended: nothing to pack.")

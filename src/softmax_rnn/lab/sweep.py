@@ -32,14 +32,13 @@ from ..cli import STOPPED, Parser, whole
 from ..errors import MechanismError, UserError, printable
 from ..files import read_yaml, writing
 from . import _also_a_function, slurm
-from .config import RunConfig, build, full_name, to_yaml
-from .options import merge, nested
+from .config import RunConfig, build, to_yaml
+from .options import full_name, merge, nested
 from .progress import StopSignals, live_table, table
-from .store import DamagedRun, Run, load_run, read_run
+from .run import ENDED, DamagedRun, Run, load_run, read_run
 
 MOST_RUNS = 100_000
 POLL_SECONDS = 0.3
-ENDED = ("done", "diverged")
 
 
 def main(argv: list[str]) -> int:
@@ -110,8 +109,8 @@ def call(grid: Mapping[str, Sequence[Any]], *, preset: str = "laptop", jobs: int
     """
     plan = {
         "preset": preset,
-        "base": {full_name(name): value for name, value in options.items()},
-        "grid": {full_name(name): list(values) for name, values in grid.items()},
+        "base": {full_name(name, RunConfig): value for name, value in options.items()},
+        "grid": {full_name(name, RunConfig): list(values) for name, values in grid.items()},
     }
     runs = grid_runs(plan)
     run_all(runs, argparse.Namespace(jobs=jobs, slurm=False), "sweep")
@@ -191,7 +190,7 @@ class _Pool:
 
 # Workers fork from a server that has imported everything once: a run of seconds need not wait as long for its imports.
 SERVER = multiprocessing.get_context("forkserver")
-IMPORTED = ["softmax_rnn.lab.train", "softmax_rnn.lab.trainer", "softmax_rnn.models", "softmax_rnn.tasks.source"]
+IMPORTED = ["softmax_rnn.lab.train", "softmax_rnn.lab.trainer", "softmax_rnn.models", "softmax_rnn.tasks.base"]
 
 
 class _Worker:

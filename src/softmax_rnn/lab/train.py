@@ -21,14 +21,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..cli import STOPPED
+from ..cli import STOPPED, place_of, quieten
 from ..errors import UserError, printable
 from . import _also_a_function
 from .config import RunConfig, RunSettings, configure, parse
 from .slurm import AGAIN
 
 if TYPE_CHECKING:
-    from .store import Run
+    from .run import Run
 
 Ending = Literal["done", "stopped", "diverged", "failed"]
 EXIT_CODES: dict[str, int] = {"done": 0, "stopped": STOPPED, "diverged": 1, "failed": 1}
@@ -91,7 +91,7 @@ def call(base: str | RunConfig = "laptop", *, quiet: bool = False, **options: An
     >>> run.status, run.last("test_loss")  # doctest: +SKIP
     ('done', 5.21)
     """
-    from .store import Run, read_run
+    from .run import Run, read_run
 
     outcome = train(configure(base, **options), quiet=quiet)
     if outcome.ending == "failed":
@@ -118,7 +118,7 @@ def _train(config: RunConfig, stop: Any, quiet: bool) -> Outcome:
         torch.set_num_threads(config.run.threads)
 
     from .data import prepare
-    from .model import build_model, check_model, load_source, place_of, start_from
+    from .model import build_model, check_model, load_source, start_from
 
     source, tokenizer = None, config.tokenizer
     if config.model.init is None:
@@ -197,16 +197,6 @@ def _check_memory(parameters: int) -> None:
             f"{parameters:,} parameters need {gigabytes:,.0f} GB of memory to train, and this machine has {has:,.0f} GB: "
             "take a smaller model."
         )
-
-
-def quieten() -> None:
-    """The progress bar and our sentences are the output; Hugging Face's chatter is not."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is first imported
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
 
 
 def training_arguments(config: RunConfig, world: int, micro: int) -> Any:

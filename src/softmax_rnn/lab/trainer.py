@@ -40,7 +40,7 @@ from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..models import SoftmaxRnnForMaskedLM
-from ..tasks.source import TaskRows
+from ..tasks.base import TaskRows
 from . import folder
 from .data import collate
 from .progress import StopSignals, TrainingBar

@@ -1,4 +1,5 @@
-"""The statistics of one head, accumulated tile by tile; and constants that bring its scores close to 0.
+"""What is made of the tiles of a layer: the statistics of each head, its output with the series cut, and constants that bring scores
+close to 0.
 
 terms     mean over all (query, key) pairs of |x|^n / n!, kept as logarithms; the dominant order is the largest one
 share     sum_t <A_t^(n) / Z_t, O_t> / sum_t <O_t, O_t>: how much of the softmax output O orders 0..n carry, A^(n) their part
@@ -25,12 +26,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import Taylor
+from ..api import finish
+from ..problem import Sums
 from .probe import SAFE, Call, Tile, largest_term, last_useful, partial_sums, tiles
 
 BINS = 2048
@@ -153,6 +158,36 @@ def head_statistics(
     for tile in tiles(call, head, center):
         sums.add(tile)
     return sums.result(tolerance)
+
+
+def truncated(call: Call, order: int, center: Tensor | None = None) -> Tensor:
+    """The layer's output (B, H, T, E) with w(x) = sum_{n <= order} x^n / n!; denominator, gates and norm stay the layer's."""
+    b, h, t, _ = call.q.shape
+    numerator = torch.zeros(b, h, t, call.v.shape[-1], dtype=torch.float64)
+    total = torch.zeros(b, h, t, 1, dtype=torch.float64)
+    for head in range(h):
+        for tile in tiles(call, head, center):
+            weights, shift = _weights(tile, order)
+            if not call.mechanism.cancels_scale:  # then back to the query's own units
+                weights = weights * shift.clamp(max=SAFE).exp()
+            numerator[tile.batch, head, tile.queries] = weights @ tile.v
+            total[tile.batch, head, tile.queries] = weights.sum(1, keepdim=True)
+    series = replace(call.mechanism, kernel=Taylor(order), allow_signed=True)
+    tensors = {name: x for name, x in call.options.items() if x is not None}
+    return finish(series, Sums(numerator, total, None), call.visible.count(), call.v.dtype, tensors)
+
+
+def _weights(tile: Tile, order: int) -> tuple[Tensor, Tensor]:
+    """The weights of one tile (queries, keys), times exp(-shift), and the shift (queries, 1)."""
+    sizes = tile.x.abs().amax(1, keepdim=True)
+    shift = largest_term(sizes, order)
+    lse = torch.where(tile.seen, tile.x, -torch.inf).logsumexp(1)
+    lse = lse[lse.isfinite()]
+    last = last_useful(sizes.max().item(), lse.min().item() if len(lse) else 0.0, order)
+    for step in partial_sums(tile.x, tile.seen, shift, [last], last):
+        weights = step.weights
+    assert weights is not None
+    return weights, shift
 
 
 def mean_center(call: Call) -> Tensor:

@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import UserError
-from .heads import QUANTILES, best_center, head_statistics, mean_center, short
-from .probe import Call, ladder, scoped, truncated
+from .heads import QUANTILES, best_center, head_statistics, mean_center, short, truncated
+from .probe import Call, ladder, scoped
 from .results import state_table
 
 CENTRINGS = {

@@ -27,7 +27,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -35,13 +35,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
-from .. import Exp, Mechanism, MechanismError, Near, Taylor, UserError, mechanism
-from ..api import finish
+from .. import Exp, Mechanism, MechanismError, Near, UserError, mechanism
 from ..context import Context
 from ..models import masks
 from ..models.attention import SoftmaxRnnAttention
 from ..models.patching import ORIGINAL, patch, patched_attention, reads_causally, unpatch
-from ..problem import Sums
 
 NAME = "softmax_rnn_microscope"
 SCOPE = "softmax_rnn_scope"  # attribute on attention modules: (layer, function)
@@ -117,36 +115,6 @@ def tiles(call: Call, head: int, center: Tensor | None = None, first: int = 0) -
             x = q[b, some] @ k[b, :keys].T
             x = x if limit is None else x.clamp_(max=limit)
             yield Tile(b, some, x.masked_fill_(~seen, 0.0), seen, v[b, :keys])
-
-
-def truncated(call: Call, order: int, center: Tensor | None = None) -> Tensor:
-    """The layer's output (B, H, T, E) with w(x) = sum_{n <= order} x^n / n!; denominator, gates and norm stay the layer's."""
-    b, h, t, _ = call.q.shape
-    numerator = torch.zeros(b, h, t, call.v.shape[-1], dtype=torch.float64)
-    total = torch.zeros(b, h, t, 1, dtype=torch.float64)
-    for head in range(h):
-        for tile in tiles(call, head, center):
-            weights, shift = _weights(tile, order)
-            if not call.mechanism.cancels_scale:  # then back to the query's own units
-                weights = weights * shift.clamp(max=SAFE).exp()
-            numerator[tile.batch, head, tile.queries] = weights @ tile.v
-            total[tile.batch, head, tile.queries] = weights.sum(1, keepdim=True)
-    series = replace(call.mechanism, kernel=Taylor(order), allow_signed=True)
-    tensors = {name: x for name, x in call.options.items() if x is not None}
-    return finish(series, Sums(numerator, total, None), call.visible.count(), call.v.dtype, tensors)
-
-
-def _weights(tile: Tile, order: int) -> tuple[Tensor, Tensor]:
-    """The weights of one tile (queries, keys), times exp(-shift), and the shift (queries, 1)."""
-    sizes = tile.x.abs().amax(1, keepdim=True)
-    shift = largest_term(sizes, order)
-    lse = torch.where(tile.seen, tile.x, -torch.inf).logsumexp(1)
-    lse = lse[lse.isfinite()]
-    last = last_useful(sizes.max().item(), lse.min().item() if len(lse) else 0.0, order)
-    for step in partial_sums(tile.x, tile.seen, shift, [last], last):
-        weights = step.weights
-    assert weights is not None
-    return weights, shift
 
 
 # The series.

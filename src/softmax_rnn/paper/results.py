@@ -1,5 +1,5 @@
-"""A reproduction's folder: its plan (``plan.json``: which scale, how many seeds), and what there is of the plan's runs, in folders
-or packed. What is missing or damaged is said, never invented.
+"""A reproduction's folder: its plan (``plan.json``: which scale, how many seeds), what there is of the plan's runs, in folders or
+packed, and the example of a query that its page takes apart (``example.json``). What is missing or damaged is said, never invented.
 
 A run is found by its name and recognised by its configuration: what it says must be what the plan asks for, and options that did
 not exist when it was trained must have their defaults.
@@ -18,13 +18,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from ..cli import quieten
 from ..errors import UserError
 from ..files import write_atomically
 from ..lab.config import RunConfig
-from ..lab.store import DamagedRun, Run, is_packed, read_packed, read_run
+from ..lab.run import ENDED, DamagedRun, Run, machine, read_run
+from ..lab.store import is_packed, read_packed
+from ..report.data import Example
 from .scales import SCALES, Cell, Scale, scale
 
 Metric = Literal["test_loss", "spikes"]
+TOKENS = 40  # of the example
 Status = Literal["done", "diverged", "unfinished", "damaged", "missing"]
 
 
@@ -88,7 +92,7 @@ class PlannedRun:
     @property
     def ended(self) -> bool:
         """True if its numbers are final."""
-        return self.status in ("done", "diverged")
+        return self.status in ENDED
 
     def final(self, metric: Metric) -> float | None:
         """The final value; infinite where the run diverged; None where it has not ended."""
@@ -101,8 +105,7 @@ class PlannedRun:
 
     def curve(self, metric: str) -> dict[int, tuple[int, float | None]]:
         """step -> (tokens, value)."""
-        rows = self.run.rows if self.run is not None else []
-        return {row["step"]: (row["tokens"], row[metric]) for row in rows if metric in row}
+        return {} if self.run is None else self.run.curve(metric)
 
 
 class Results:
@@ -156,8 +159,7 @@ class Results:
         """Of the first run, flat, with the revisions of all."""
         for about in self._environments:
             revisions = sorted({str(other["git"])[:10] for other in self._environments})
-            hardware = {key: value for key, value in about["hardware"].items() if value}
-            return {k: str(v) for k, v in (about["versions"] | hardware).items()} | {"git": ", ".join(revisions)}
+            return machine(about) | {"git": ", ".join(revisions)}
         return {}
 
     @property
@@ -209,7 +211,79 @@ def _read(cell: Cell, folder: Path, wanted: RunConfig) -> PlannedRun | None:
 
 
 def _from_run(cell: Cell, run: Run) -> PlannedRun:
-    reached, steps = run.rows[-1]["step"] if run.rows else 0, run.config["train"]["steps"]
-    note = f"stopped at step {reached} of {steps}" if run.status == "unfinished" else None
     status: Any = run.status
-    return PlannedRun(cell, run.folder, status, run, note)
+    return PlannedRun(cell, run.folder, status, run, run.note)
+
+
+# The example of the order slider.
+
+
+def read_example(folder: Path) -> Example | None:
+    """``example.json``, or None where it is not there or cannot be read."""
+    try:
+        return Example(**json.loads((folder / "example.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def write_example(folder: Path) -> None:
+    """Taken once, from the finished run, while its checkpoint is there."""
+    from ..lab.sweep import status
+
+    chosen, there = read_plan(folder).scale, read_example(folder)
+    run = source(chosen, folder)
+    if status(run) == "done" and (there is None or there.model != run.folder.name):
+        example = take_example(chosen, folder)
+        if example is not None:
+            write_atomically(folder / "example.json", json.dumps(asdict(example), ensure_ascii=False) + "\n")
+
+
+def source(scale: Scale, folder: Path) -> RunConfig:
+    """The run that the example is taken from."""
+    return scale.config(Cell("softmax", scale.main), folder / "runs")
+
+
+def take_example(scale: Scale, folder: Path) -> Example | None:
+    """A query of the softmax run on the main corpus, seed 0, from its test text; None if its checkpoint is not there.
+
+    Of all heads, and all queries of the second half, the one whose weights are neither even nor on a single key: their entropy is
+    closest to half of its maximum.
+    """
+    import torch
+
+    from ..lab.data import prepare
+    from ..microscope.probe import Call, scoped
+    from ..models import load_model, load_tokenizer
+
+    config = source(scale, folder)
+    quieten()
+    try:
+        model, tokenizer = load_model(config.folder), load_tokenizer(config.folder)
+        test = prepare(config.data, config.tokenizer, quiet=True).test
+    except UserError:
+        return None
+    rows = (test[i] for i in range(len(test)) if len(test[i]) >= TOKENS)
+    ids = torch.as_tensor(next(rows)[:TOKENS].astype("int64"))[None]
+    found: list[tuple[float, int, int, int, list[float]]] = []
+
+    def look(call: Call) -> None:
+        scores = (call.scale * call.q @ call.k.transpose(-1, -2))[0].double()
+        for head in range(scores.shape[0]):
+            for query in range(TOKENS // 2, TOKENS):
+                x = scores[head, query, : query + 1]
+                p = x.softmax(-1)
+                even = float(-(p * p.clamp_min(1e-300).log()).sum()) / math.log(query + 1)
+                found.append((abs(even - 0.5), call.layer, head, query, x.tolist()))
+
+    with torch.no_grad(), scoped(model, look):
+        model(ids)
+    _, layer, head, query, x = min(found)
+    return Example(
+        model=config.folder.name,
+        where=f"layer {layer + 1}, head {head + 1}",
+        tokens=[str(tokenizer.decode([token])) for token in ids[0, : query + 1].tolist()],
+        query=query,
+        scores=[round(value, 5) for value in x],
+        head_dim=model.config.head_dim,
+        note=f"Test text of {scale.corpora[scale.main]}; keys of width {model.config.head_dim}.",
+    )

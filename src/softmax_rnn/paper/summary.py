@@ -3,35 +3,32 @@ the report that is drawn and written from it (``build``)."""
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from ..errors import UserError
 from ..files import write_atomically
-from ..lab.config import RunConfig
 from ..lab.store import is_packed
 from ..report.data import (
     Band,
     Bar,
     ClaimView,
     CurveView,
-    Example,
     FigureView,
     JudgedTest,
     PanelView,
     Report,
     RunView,
     Spread,
+    finite,
 )
 from .claims import UNITS, Claim, Judgement, Region, conclude, run_test
 from .figures import FAMILIES, Figure, Panel, of_scale
-from .results import PlannedRun, Results, command, read_plan
-from .scales import Cell, Scale, mechanism_of
+from .results import PlannedRun, Results, command, read_example, read_plan, write_example
+from .scales import Scale, mechanism_of
 
 QUESTION = (
     "Softmax attention is a sum of recurrent networks, one for each term of the exponential's Taylor series, divided by a "
@@ -74,7 +71,6 @@ LOOK = {
     "length_free": ("÷ length, no clamp", "#2e8b57"),
 }
 ORDERS = {0: "#c6dbef", 1: "#9ecae1", 2: "#6baed6", 4: "#3182bd", 10: "#08519c"}  # the darker, the more orders
-TOKENS = 40  # of the example
 
 
 def build(folder: Path, site: Path | None = None, *, update: bool = False) -> int:
@@ -89,7 +85,7 @@ def build(folder: Path, site: Path | None = None, *, update: bool = False) -> in
     home = site if is_packed(folder) and not update else folder
     try:
         if home is folder:
-            _write_example(folder)
+            write_example(folder)
         report = summarise(folder)
         draw_all(report, home)
         index = write_site(report, home / "figures", site)
@@ -113,18 +109,6 @@ def draw_all(report: Report, folder: Path) -> None:
     write_atomically(folder / "summary.json", report.text())
     draw(report.figures, folder / "figures")
     draw_headline(report, FAMILIES, folder / "figures")
-
-
-def _write_example(folder: Path) -> None:
-    """Taken once, from the finished run, while its checkpoint is there."""
-    from ..lab.sweep import status
-
-    chosen, there = read_plan(folder).scale, read_example(folder)
-    run = source(chosen, folder)
-    if status(run) == "done" and (there is None or there.model != run.folder.name):
-        example = take_example(chosen, folder)
-        if example is not None:
-            write_atomically(folder / "example.json", json.dumps(asdict(example), ensure_ascii=False) + "\n")
 
 
 def _print(report: Report) -> None:
@@ -198,14 +182,6 @@ def setting(chosen: Scale, seeds: int) -> str:
     return f"{chosen.about} {size}, {f'{seeds} seeds' if seeds > 1 else 'one seed'}."
 
 
-def read_example(folder: Path) -> Example | None:
-    """``example.json``, or None where it is not there or cannot be read."""
-    try:
-        return Example(**json.loads((folder / "example.json").read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
 def _claim(claim: Claim, figure: Figure, results: Results) -> ClaimView:
     judgements = [run_test(test, results) for test in claim.tests]
     runs = [results.planned(cell) for cell in claim.cells(results.scale, results.seeds)]
@@ -229,24 +205,20 @@ def judged(judgement: Judgement) -> JudgedTest:
         text=test.text,
         verdict=judgement.verdict,
         region=_bounds(test.region),
-        mean=_number(judgement.mean),
-        low=_number(judgement.low),
-        high=_number(judgement.high),
+        mean=finite(judgement.mean),
+        low=finite(judgement.low),
+        high=finite(judgement.high),
         unit=UNITS[test.metric],
         seeds=list(judgement.values),
-        values=[_number(value) for value in judgement.values.values()],
+        values=[finite(value) for value in judgement.values.values()],
         note=judgement.note,
         equivalence=None if test.equivalence is None else _bounds(test.equivalence),
         equivalent=judgement.equivalent,
     )
 
 
-def _number(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else round(value, 6)
-
-
 def _bounds(region: Region) -> tuple[float | None, float | None]:
-    return _number(region[0]), _number(region[1])
+    return finite(region[0]), finite(region[1])
 
 
 def _figure(figure: Figure, results: Results) -> FigureView:
@@ -297,25 +269,9 @@ def by_rate(runs: Sequence[PlannedRun]) -> Band:
 
 
 def _run(planned: PlannedRun) -> RunView:
-    run, cell = planned.run, planned.cell
-    last = run.last if run is not None else lambda key: None
-    return RunView(
-        name=planned.folder.name,
-        status=planned.status,
-        keys={
-            "mechanism": cell.mechanism,
-            "corpus": cell.corpus,
-            "setting": str(cell.setting),
-            "seed": str(cell.seed),
-        },
-        steps=run.rows[-1]["step"] if run is not None and run.rows else 0,
-        tokens=last("tokens"),
-        test_loss=last("test_loss"),
-        train_loss=last("train_loss"),
-        spikes=last("spikes"),
-        seconds=last("seconds"),
-        note=planned.note,
-    )
+    cell = planned.cell
+    keys = {"mechanism": cell.mechanism, "corpus": cell.corpus, "setting": str(cell.setting), "seed": str(cell.seed)}
+    return RunView.of(planned.folder.name, planned.status, keys, planned.run, planned.note)
 
 
 # How a mechanism looks on figures.
@@ -341,58 +297,3 @@ def color(mechanism: str) -> str:
 def dash(mechanism: str) -> str:
     """Dashed where the denominator is a sum and a norm's line is in the same panel."""
     return "dash" if mechanism not in LOOK and not mechanism.endswith("_norm") else "solid"
-
-
-# The example of the order slider.
-
-
-def source(scale: Scale, folder: Path) -> RunConfig:
-    """The run that the example is taken from."""
-    return scale.config(Cell("softmax", scale.main), folder / "runs")
-
-
-def take_example(scale: Scale, folder: Path) -> Example | None:
-    """A query of the softmax run on the main corpus, seed 0, from its test text; None if its checkpoint is not there.
-
-    Of all heads, and all queries of the second half, the one whose weights are neither even nor on a single key: their entropy is
-    closest to half of its maximum.
-    """
-    import torch
-
-    from ..lab.data import prepare
-    from ..lab.train import quieten
-    from ..microscope.probe import Call, scoped
-    from ..models import load_model, load_tokenizer
-
-    config = source(scale, folder)
-    quieten()
-    try:
-        model, tokenizer = load_model(config.folder), load_tokenizer(config.folder)
-        test = prepare(config.data, config.tokenizer, quiet=True).test
-    except UserError:
-        return None
-    rows = (test[i] for i in range(len(test)) if len(test[i]) >= TOKENS)
-    ids = torch.as_tensor(next(rows)[:TOKENS].astype("int64"))[None]
-    found: list[tuple[float, int, int, int, list[float]]] = []
-
-    def look(call: Call) -> None:
-        scores = (call.scale * call.q @ call.k.transpose(-1, -2))[0].double()
-        for head in range(scores.shape[0]):
-            for query in range(TOKENS // 2, TOKENS):
-                x = scores[head, query, : query + 1]
-                p = x.softmax(-1)
-                even = float(-(p * p.clamp_min(1e-300).log()).sum()) / math.log(query + 1)
-                found.append((abs(even - 0.5), call.layer, head, query, x.tolist()))
-
-    with torch.no_grad(), scoped(model, look):
-        model(ids)
-    _, layer, head, query, x = min(found)
-    return Example(
-        model=config.folder.name,
-        where=f"layer {layer + 1}, head {head + 1}",
-        tokens=[str(tokenizer.decode([token])) for token in ids[0, : query + 1].tolist()],
-        query=query,
-        scores=[round(value, 5) for value in x],
-        head_dim=model.config.head_dim,
-        note=f"Test text of {scale.corpora[scale.main]}; keys of width {model.config.head_dim}.",
-    )

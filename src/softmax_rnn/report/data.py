@@ -1,6 +1,6 @@
 """What a report shows, as typed data: ``site.py`` writes the page from it, ``drawing.py`` the drawings, ``summary.json`` holds it.
 
-A ``Report`` comes from a reproduction of the paper (``paper/summary.py``, with claims) or from any runs (``compare.py``, without).
+A ``Report`` comes from a reproduction of the paper (``paper/summary.py``, with claims) or from any runs (``compare``, without).
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import is_number
+
+if TYPE_CHECKING:
+    from ..lab.run import Run
 
 Verdict = Literal["holds", "does not hold", "inconclusive", "not testable here", "not run"]
 # Every verdict, in the order in which they are counted, with a sign that does not rest on colour.
@@ -189,6 +192,13 @@ class RunView:
     seconds: float | None = None
     note: str | None = None
 
+    @classmethod
+    def of(cls, name: str, status: str, keys: dict[str, str], run: Run | None, note: str | None) -> RunView:
+        """With the newest numbers of a run, where there is one."""
+        names = ("tokens", "test_loss", "train_loss", "test_accuracy", "spikes", "seconds")
+        newest: dict[str, Any] = {} if run is None else {metric: run.last(metric) for metric in names}
+        return cls(name, status, keys, 0 if run is None else run.step, **newest, note=note)
+
 
 @dataclass(frozen=True)
 class Example:
@@ -251,14 +261,19 @@ class Report:
         return json.dumps(self.plain(), allow_nan=False, ensure_ascii=False) + "\n"
 
 
+def finite(value: float | None) -> float | None:
+    """A number with six decimals; None in place of one that JSON does not have."""
+    return None if value is None or not math.isfinite(value) else round(value, 6)
+
+
 def plain(view: Any) -> Any:
     """A dataclass of this file as plain data, with None in place of numbers that JSON does not have."""
-    return _finite(asdict(view))
+    return _plain(asdict(view))
 
 
-def _finite(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(v) for key, v in value.items()}
+        return {key: _plain(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
+        return [_plain(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

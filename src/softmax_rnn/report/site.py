@@ -6,7 +6,6 @@ in ``static`` add what moves: charts, the order slider, the filter of runs.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -15,7 +14,19 @@ from pathlib import Path
 
 from ..errors import UserError
 from .data import Bar, ClaimView, CurveView, FigureView, JudgedTest, Report, RunView
-from .style import badge, count, glyph, listed, measured, number, page, region_words, slug, table, text
+from .style import (
+    badge,
+    count,
+    counts,
+    glyph,
+    listed,
+    number,
+    page,
+    slug,
+    table,
+    text,
+    verdict_table,
+)
 
 SCRIPTS = ["plotly.min.js", "theme.js", "curves.js", "orders.js", "app.js"]  # in the order they need one another
 STATIC = ["site.css", *SCRIPTS[1:]]
@@ -51,18 +62,6 @@ def write_site(report: Report, figures: Path, out: Path) -> Path:
     return index
 
 
-def embedded(report: Report) -> str:
-    """The data as a script element: JSON in which no tag can begin or end.
-
-    >>> "</script>" in embedded(Report(title="</script>")).removesuffix("</script>")
-    False
-    """
-    data = json.dumps(report.plain(), allow_nan=False)
-    for character in "<>&":
-        data = data.replace(character, f"\\u{ord(character):04x}")
-    return f'<script type="application/json" id="summary">{data}</script>'
-
-
 def _document(report: Report, drawn: set[str]) -> str:
     # The class says, before anything is painted, that charts will come; app.js takes it back if they cannot.
     head = '<link rel="stylesheet" href="site.css"><link rel="icon" href="data:,">'
@@ -80,7 +79,7 @@ def _document(report: Report, drawn: set[str]) -> str:
         runs_section(report),
         machine_section(report),
         "</main>",
-        embedded(report),
+        embedded(report.plain(), "summary"),
         *(f'<script src="{name}"></script>' for name in SCRIPTS),
     ]
     return page(report.title, body, head)
@@ -142,84 +141,6 @@ def bar_section(bars: Sequence[Bar]) -> str:
     return f"""<section id="recall" class="recall"><figure role="img" aria-label="Recall by mechanism">{"".join(rows)}
 <figcaption>Eight pairs of a key and a value are read once; then: which value came with this key? Right answers of small
 models with keys of width 8.</figcaption></figure></section>"""
-
-
-def counts(report: Report) -> str:
-    """How many claims have each verdict, in words and colours."""
-    items = [f'<li class="{slug(word)}"><b>{many}</b> <span>{word}</span></li>' for word, many in report.counts.items()]
-    return f'<ul class="counts" aria-label="Verdicts">{"".join(items)}</ul>'
-
-
-def verdict_table(report: Report) -> str:
-    """One line per claim, with the test that decided; the others unfold."""
-    if not report.claims:
-        return '<p class="absent">No claims have been tested yet.</p>'
-    lines = "\n".join(_claim(claim, report) for claim in report.claims)
-    who = "The claim" if all(claim.ours for claim in report.claims) else "The paper says"
-    return (
-        f'<table class="claims"><thead><tr><th scope="col">{who}</th><th scope="col">Verdict</th>'
-        f'<th scope="col">Measured</th></tr></thead>\n{lines}\n</table>'
-    )
-
-
-def _claim(claim: ClaimView, report: Report) -> str:
-    return (
-        f'<tbody id="claim-{slug(claim.name)}"><tr><td><p>{text(claim.sentence)}</p>{_links(claim, report)}</td>'
-        f"<td>{badge(claim.verdict)}</td><td>{_measured(claim.deciding)}</td></tr>{_details(claim)}</tbody>"
-    )
-
-
-def _links(claim: ClaimView, report: Report) -> str:
-    items = ["Our own question"] if claim.ours else []
-    items += [f"Section {text(claim.section)}"] if claim.section else []
-    figure = report.figure(claim.figure)
-    if figure is not None:
-        items.append(f'<a href="#figure-{slug(figure.name)}">Figure {text(figure.number or figure.name)}</a>')
-    if claim.runs:
-        query = text(f"claim:{slug(claim.name)}")
-        items.append(f'<a href="#runs" data-filter="{query}">{count(len(claim.runs), "run")}</a>')
-    return f'<p class="meta">{" · ".join(items)}</p>'
-
-
-def _measured(test: JudgedTest | None) -> str:
-    if test is None:
-        return '<span class="soft">nothing yet</span>'
-    if test.verdict == "not testable here":
-        return f'<p class="meta">{text(test.note)}</p>'
-    return (
-        f'{glyph(test)}<p class="numbers">{text(measured(test))}</p>'
-        f'<p class="meta">holds {text(region_words(test.region))}{text(_beside(test))}</p>'
-    )
-
-
-def _beside(test: JudgedTest) -> str:
-    """For "matches": whether the two are also equivalent."""
-    if test.equivalence is None or test.equivalent is None:
-        return ""
-    words = {"holds": "equivalent", "does not hold": "not equivalent"}.get(test.equivalent, "equivalence open")
-    return f"; {words} ({region_words(test.equivalence)})"
-
-
-def _details(claim: ClaimView) -> str:
-    tests, missing = claim.tests, claim.missing
-    if not tests and not missing:
-        return ""
-    title = " and ".join(
-        ([count(len(tests), "test")] if tests else []) + ([f"{count(len(missing), 'run')} missing"] if missing else [])
-    )
-    body = "".join(_test(test) for test in tests)
-    if missing:
-        body += f'<li class="absent">Missing: {text("; ".join(missing))}</li>'
-    unfolding = f'<details><summary>{title}</summary><ul class="tests">{body}</ul></details>'
-    return f'<tr class="more"><td colspan="3">{unfolding}</td></tr>'
-
-
-def _test(test: JudgedTest) -> str:
-    silent = test.verdict == "not testable here"
-    pairs = [] if silent else zip(test.seeds, test.values, strict=False)
-    seeds = ", ".join(f"seed {s}: {number(v, 4)}" for s, v in pairs)
-    note = f'<p class="meta">{text(test.note)}</p>' if test.note and not silent else ""
-    return f'<li><p>{text(test.text)} {badge(test.verdict)}</p>{_measured(test)}<p class="meta">{text(seeds)}</p>{note}</li>'
 
 
 def headline(report: Report, drawn: Collection[str]) -> str:

@@ -1,19 +1,20 @@
 """One look for all pages: plain HTML and CSS in a single file, readable on a phone, in the dark, and without a network.
 
-A document with its tables and figures; text and numbers as HTML (all text goes through ``text``: names come from users); and a
-verdict as a badge, a test as words and as a picture.
+A document with its tables and figures; text and numbers as HTML (all text goes through ``text``: names come from users); a verdict as a
+badge, a test as words and as a picture, and claims as a table of these.
 """
 
 from __future__ import annotations
 
 import html
+import json
 import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import is_number
-from .data import VERDICTS, Bound, JudgedTest, Verdict
+from .data import VERDICTS, Bound, ClaimView, JudgedTest, Report, Verdict
 
 WIDTH, HEIGHT = 150, 22  # of the picture of a test
 
@@ -68,6 +69,18 @@ def text(value: object) -> str:
     '&lt;b&gt;'
     """
     return "" if value is None else html.escape(str(value))
+
+
+def embedded(data: Any, name: str) -> str:
+    """Plain data as a script element: JSON in which no tag can begin or end.
+
+    >>> "</script>" in embedded("</script>", "data").removesuffix("</script>")
+    False
+    """
+    written = json.dumps(data, allow_nan=False)
+    for character in "<>&":
+        written = written.replace(character, f"\\u{ord(character):04x}")
+    return f'<script type="application/json" id="{name}">{written}</script>'
 
 
 def slug(name: object) -> str:
@@ -193,3 +206,81 @@ def _scale(shown: list[float]) -> Callable[[float], float]:
 
 def _line(name: str, x: float, top: float, bottom: float) -> str:
     return f'<path class="{name}" d="M{x:.1f} {top}V{bottom}"/>'
+
+
+def counts(report: Report) -> str:
+    """How many claims have each verdict, in words and colours."""
+    items = [f'<li class="{slug(word)}"><b>{many}</b> <span>{word}</span></li>' for word, many in report.counts.items()]
+    return f'<ul class="counts" aria-label="Verdicts">{"".join(items)}</ul>'
+
+
+def verdict_table(report: Report) -> str:
+    """One line per claim, with the test that decided; the others unfold."""
+    if not report.claims:
+        return '<p class="absent">No claims have been tested yet.</p>'
+    lines = "\n".join(_claim(claim, report) for claim in report.claims)
+    who = "The claim" if all(claim.ours for claim in report.claims) else "The paper says"
+    return (
+        f'<table class="claims"><thead><tr><th scope="col">{who}</th><th scope="col">Verdict</th>'
+        f'<th scope="col">Measured</th></tr></thead>\n{lines}\n</table>'
+    )
+
+
+def _claim(claim: ClaimView, report: Report) -> str:
+    return (
+        f'<tbody id="claim-{slug(claim.name)}"><tr><td><p>{text(claim.sentence)}</p>{_links(claim, report)}</td>'
+        f"<td>{badge(claim.verdict)}</td><td>{_measured(claim.deciding)}</td></tr>{_details(claim)}</tbody>"
+    )
+
+
+def _links(claim: ClaimView, report: Report) -> str:
+    items = ["Our own question"] if claim.ours else []
+    items += [f"Section {text(claim.section)}"] if claim.section else []
+    figure = report.figure(claim.figure)
+    if figure is not None:
+        items.append(f'<a href="#figure-{slug(figure.name)}">Figure {text(figure.number or figure.name)}</a>')
+    if claim.runs:
+        query = text(f"claim:{slug(claim.name)}")
+        items.append(f'<a href="#runs" data-filter="{query}">{count(len(claim.runs), "run")}</a>')
+    return f'<p class="meta">{" · ".join(items)}</p>'
+
+
+def _measured(test: JudgedTest | None) -> str:
+    if test is None:
+        return '<span class="soft">nothing yet</span>'
+    if test.verdict == "not testable here":
+        return f'<p class="meta">{text(test.note)}</p>'
+    return (
+        f'{glyph(test)}<p class="numbers">{text(measured(test))}</p>'
+        f'<p class="meta">holds {text(region_words(test.region))}{text(_beside(test))}</p>'
+    )
+
+
+def _beside(test: JudgedTest) -> str:
+    """For "matches": whether the two are also equivalent."""
+    if test.equivalence is None or test.equivalent is None:
+        return ""
+    words = {"holds": "equivalent", "does not hold": "not equivalent"}.get(test.equivalent, "equivalence open")
+    return f"; {words} ({region_words(test.equivalence)})"
+
+
+def _details(claim: ClaimView) -> str:
+    tests, missing = claim.tests, claim.missing
+    if not tests and not missing:
+        return ""
+    title = " and ".join(
+        ([count(len(tests), "test")] if tests else []) + ([f"{count(len(missing), 'run')} missing"] if missing else [])
+    )
+    body = "".join(_test(test) for test in tests)
+    if missing:
+        body += f'<li class="absent">Missing: {text("; ".join(missing))}</li>'
+    unfolding = f'<details><summary>{title}</summary><ul class="tests">{body}</ul></details>'
+    return f'<tr class="more"><td colspan="3">{unfolding}</td></tr>'
+
+
+def _test(test: JudgedTest) -> str:
+    silent = test.verdict == "not testable here"
+    pairs = [] if silent else zip(test.seeds, test.values, strict=False)
+    seeds = ", ".join(f"seed {s}: {number(v, 4)}" for s, v in pairs)
+    note = f'<p class="meta">{text(test.note)}</p>' if test.note and not silent else ""
+    return f'<li><p>{text(test.text)} {badge(test.verdict)}</p>{_measured(test)}<p class="meta">{text(seeds)}</p>{note}</li>'

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from ..backends.operators import operator
 from ..errors import MechanismError
-from .base import Slot
-from .norms import l2
+from . import Slot
+from .denominators import l2
 
 
 def _elu_plus_one(x: Tensor) -> Tensor:

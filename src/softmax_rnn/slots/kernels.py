@@ -21,7 +21,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..errors import MechanismError, is_number
-from .base import Input, Slot
+from . import Input, Slot
 from .feature_maps import FeatureMap, feature_map
 
 
@@ -31,6 +31,7 @@ class Kernel(Slot):
 
     coefficients: ClassVar[tuple[float, ...] | None] = None  # c_0 .. c_N of the polynomial
     limit: ClassVar[float | None] = None  # the score at which the weight stops growing
+    softcap: ClassVar[float | None] = None  # the bound that scores approach and never pass
     signed = False  # can a weight be negative?
     shiftable = (
         False  # does a constant added to the score only rescale all weights (exactly for exp, nearly for its series)?
@@ -97,13 +98,12 @@ class Exp(Kernel):
 
     A clamped kernel is summed as it reads, so scores below -87 give 0 in float32.
 
-
     >>> str(Exp(clamp=5).text())
     'exp(min(x, 5))'
     """
 
     clamp: float | None = None
-    softcap: float | None = None
+    softcap: float | None = None  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         _check_clamp(self.clamp)

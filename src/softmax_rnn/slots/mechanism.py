@@ -14,10 +14,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..errors import MechanismError, MechanismWarning
-from .base import Input, Slot, build, from_dict, to_dict
-from .denominators import Denominator
+from . import Input, Slot, build, from_dict, to_dict
+from .denominators import NORMS, Denominator, Norm
 from .kernels import Kernel, Near
-from .norms import NORMS, Norm
 
 GATES = ("before_norm", "after_norm")
 DECAYS = {"head": "Hkv", "token": "B Hkv Tk", "channel": "B Hkv Tk D"}

@@ -15,8 +15,7 @@ from dataclasses import fields
 from ..errors import UserError
 from .associative import MQAR, ForgettingMQAR, FuzzyRecall, NoisyRecall
 from .base import NOTHING, Task
-from .digits import Digits
-from .sequences import NGrams, Parity, SelectiveCopy, SymmetricGroup
+from .sequences import Digits, NGrams, Parity, SelectiveCopy, SymmetricGroup
 
 __all__ = ["NOTHING", "PREFIX", "TASKS", "Task", "task"]
 

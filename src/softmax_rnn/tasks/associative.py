@@ -103,10 +103,7 @@ class ForgettingMQAR(MQAR):
     """Multi-query associative recall with keys that are assigned again; the newest value counts.
 
     Args:
-        pairs: of a key and a value, in each row.
-        vocab: keys and values together.
-        power: of the distance of queries, in (0, 1]; 1 is uniform.
-        reassigned: how many of the pairs have a key that another pair has, too.
+        reassigned: how many of the pairs have a key that another pair has, too; the other sizes are those of ``MQAR``.
     """
 
     name: ClassVar[str] = "forgetting"

@@ -1,27 +1,38 @@
-"""A task: rows of tokens with questions in them, made from a seed.
+"""A task: rows of tokens with questions in them, made from a seed; and these rows as data of the lab.
 
     tokens    (rows, length)   what the model reads
     answers   (rows, length)   what it should say after reading position t, ``NOTHING`` where nothing is asked
 
 Loss and accuracy count the asked positions only. Nothing is asked at the last position of a row, because a language model's target at t
 is its label at t + 1. Rows are made in blocks, each from its own seed, so that row i is the same however many there are.
+
+``data.source: task:mqar,pairs=16`` gives a run rows of a task in place of rows of a text. Such a row is (2, length): tokens, and the labels
+of a language model (the answer asked after position t stands at t + 1). The tokenizer of such a run writes its tokens as numbers, so that
+its checkpoints are complete: ``softmax-rnn generate RUN --prompt "3 17 5"`` works.
 """
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
-from typing import ClassVar
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from ..errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from ..lab.data import DataConfig, Prepared
 
 NOTHING = -100  # the label that torch's cross-entropy leaves out
 TRAIN, TEST = 0, 1  # the second number of a seed
 BLOCK_ROWS = 512  # rows made at once
 LONGER = (2, 4)  # times the length of training
 LARGEST = 2**16  # of any size of a task: token ids and row numbers stay small
+END = "<|end|>"  # of a text, which no row has
 
 Rows = tuple[np.ndarray, np.ndarray]  # tokens and answers
 
@@ -47,10 +58,10 @@ class Task(ABC):
     test_rows: int = 512
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, least = getattr(self, field.name), self.at_least.get(field.name, 1)
+        for f in fields(self):
+            value, least = getattr(self, f.name), self.at_least.get(f.name, 1)
             if isinstance(value, int) and not least <= value <= LARGEST:
-                raise UserError(f"task:{self.name} needs {field.name} from {least} to {LARGEST:,}, got {value}.")
+                raise UserError(f"task:{self.name} needs {f.name} from {least} to {LARGEST:,}, got {value}.")
 
     @property
     @abstractmethod
@@ -116,3 +127,57 @@ def choose(
         order = np.argsort(np.take_along_axis(times, chosen, 1), axis=1)
         return np.take_along_axis(chosen, order, 1)
     return np.argsort(times, axis=1)
+
+
+# As data of the lab.
+
+
+@dataclass(frozen=True)
+class TaskRows:
+    """Rows of a task, all of one length; ``longer`` has others, by their length."""
+
+    tokens: np.ndarray
+    labels: np.ndarray
+    longer: dict[int, TaskRows] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return np.stack([self.tokens[index], self.labels[index]])
+
+
+def rows_of(made: Task, rows: int, length: int, *seed: int) -> TaskRows:
+    """Rows with the labels of a language model; of one that sees both sides, where they are asked."""
+    tokens, answers = made.generate(rows, length, *seed)
+    if made.both_sides:
+        return TaskRows(tokens, answers)
+    labels = np.full_like(answers, NOTHING)
+    labels[:, 1:] = answers[:, :-1]
+    return TaskRows(tokens, labels)
+
+
+def prepare_task(config: DataConfig) -> Prepared:
+    """What a run trains and is tested on; a row that is too short, and sizes that do not fit, are refused."""
+    from ..lab.data import Prepared
+    from . import task
+
+    made, seed = task(config.source), abs(config.split_seed)
+    made.check(config.length)
+    test = rows_of(made, made.test_rows, config.length, seed, TEST)
+    for length, rows in made.longer(config.length).items():
+        test.longer[length] = rows_of(made, rows, length, seed, TEST, length)
+    train = rows_of(made, made.rows, config.length, seed, TRAIN)
+    key = hashlib.sha256(f"1 {made!r} {config.length} {config.split_seed}".encode()).hexdigest()
+    return Prepared(tokenizer(made.vocabulary), train, test, key, "generated", made.both_sides)
+
+
+def tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+    """Numbers with spaces between them, and an end that no row has."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {str(n): n for n in range(vocabulary)} | {END: vocabulary}
+    made = Tokenizer(models.WordLevel(words, unk_token=END))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=END, bos_token=END, pad_token=END)

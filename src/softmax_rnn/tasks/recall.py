@@ -256,7 +256,7 @@ def _length(made: Task) -> int:
 
 def _model(cell: Cell, setting: Setting) -> Any:
     from ..lab.model import build_model
-    from .source import tokenizer
+    from .base import tokenizer
 
     config = setting.config(cell, setting.rates[0], 0)
     return build_model(config.model, tokenizer(cell.task.vocabulary), cell.length, 0, cell.task.both_sides)
@@ -292,13 +292,13 @@ def collect(cell: Cell, setting: Setting) -> Result | None:
 
 def _accuracies(config: RunConfig) -> dict[int, float] | None:
     """Accuracy by length of a finished run; 0 for one that diverged; None for one that has not ended."""
-    from ..lab.store import read_run
+    from ..lab.run import read_run
 
     try:
         run = read_run(config.folder)
     except (FileNotFoundError, UserError):
         return None
-    if run.status not in ("done", "diverged"):
+    if not run.ended:
         return None
     length, bad = config.data.length, run.status == "diverged"
     names = {length: "test_accuracy", **{n: f"test_accuracy_{n}" for n in task(config.data.source).longer(length)}}
