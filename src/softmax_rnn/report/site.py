@@ -18,6 +18,7 @@ from .style import (
     badge,
     count,
     counts,
+    embedded,
     glyph,
     listed,
     number,
