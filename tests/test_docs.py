@@ -112,7 +112,7 @@ def test_the_way_of_a_run_is_the_one_that_is_written_down(tmp_path, monkeypatch)
     from softmax_rnn.paper.reproduce import plan
     from softmax_rnn.paper.scales import SCALES
     from softmax_rnn.tasks.recall import configs, first
-    from tests.paper.made import write_runs
+    from tests.paper.synthetic import write_runs
 
     assert len(re.findall(r"^\d+\. ", part("run"), re.MULTILINE)) == len(named(part("run"))) <= 15
     monkeypatch.setenv("SOFTMAX_RNN_CACHE", str(tmp_path))

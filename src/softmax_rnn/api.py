@@ -136,7 +136,7 @@ def finish(
     tensors: Mapping[str, Tensor],
     may_be_empty: bool = False,
 ) -> Tensor:
-    """O_t = post_gate_t * Norm( pre_gate_t * A_t / Z_t ); rows that see no key become 0.
+    """O_t = post_gate_t * Norm( pre_gate_t * A_t / Z_t ); queries that see no key get 0.
 
     For exp the numerator is softmax output times exp(lse). Under a vector norm that positive factor, and any denominator, cancels; it is
     then left out, so the norm's epsilon is relative to the softmax output (docs/adr/0003).

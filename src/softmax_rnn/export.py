@@ -49,11 +49,11 @@ def main(argv: list[str]) -> int:
     run = _run(Path(where))
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as made:
-            _write(Path(made) / "model", model, tokenizer, args.name or Path(args.run).resolve().name, _facts(run))
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as place:
+            _write(Path(place) / "model", model, tokenizer, args.name or Path(args.run).resolve().name, _facts(run))
             if folder.exists():
                 folder.rmdir()
-            shutil.move(Path(made) / "model", folder)  # whole, or not at all
+            shutil.move(Path(place) / "model", folder)  # whole, or not at all
     print(printable(f"{folder}: " + ", ".join(sorted(p.name for p in folder.iterdir()))))
     return 0
 

@@ -155,7 +155,7 @@ def writing(place: str | Path, advice: str = "make room, or choose another place
 
 def check_folder(folder: Path, option: str, megabytes: int = 8) -> None:
     """Refuse, before any work, a folder that cannot be made, written to, or filled with so much; leave nothing behind."""
-    made = [p for p in (folder, *folder.parents) if not os.path.lexists(p)]  # innermost first
+    new = [p for p in (folder, *folder.parents) if not os.path.lexists(p)]  # innermost first
     probe = folder / f".softmax-rnn-{os.getpid()}"
     try:
         if folder.exists() and not folder.is_dir():
@@ -166,7 +166,7 @@ def check_folder(folder: Path, option: str, megabytes: int = 8) -> None:
     finally:
         with contextlib.suppress(OSError, ValueError):
             probe.unlink(missing_ok=True)
-        for p in made:
+        for p in new:
             with contextlib.suppress(OSError, ValueError):
                 p.rmdir()
 

@@ -102,11 +102,11 @@ def find_input(layer: nn.Module, x: Input) -> nn.Linear | Tensor:
 def make_inputs(layer: nn.Module, m: Mechanism, hidden: Tensor, heads: int, kv_heads: int) -> dict[str, Tensor]:
     """The tensors of one call, from the layer's input (B, T, dim)."""
     sizes = {"H": heads, "Hkv": kv_heads}
-    made = {x.name: _make(find_input(layer, x), x, hidden, sizes) for x in m.inputs}
+    tensors = {x.name: _make(find_input(layer, x), x, hidden, sizes) for x in m.inputs}
     rates = {x.name: getattr(layer, x.rate) for x in m.inputs if x.rate is not None}
     for name, rate in rates.items():
-        made[name] = made[name] * -rate.exp().reshape(-1, *[1] * (made[name].ndim - 2))
-    return made
+        tensors[name] = tensors[name] * -rate.exp().reshape(-1, *[1] * (tensors[name].ndim - 2))
+    return tensors
 
 
 def _make(found: nn.Linear | Tensor, x: Input, hidden: Tensor, heads: dict[str, int]) -> Tensor:

@@ -16,7 +16,7 @@ from softmax_rnn.tasks import recall
 SIZE = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
 
 
-def recipe(variant: str) -> RunConfig:
+def recipe(size: str) -> RunConfig:
     return RunConfig(
         data=DataConfig(length=64, test_fraction=0.1),
         tokenizer=TokenizerConfig("bpe", 300),

@@ -28,7 +28,7 @@ from softmax_rnn.paper.claims import (
 from softmax_rnn.paper.results import Results
 from softmax_rnn.paper.scales import GRID, LARGE, LONG, SCALES, Cell
 
-from .made import write_run
+from .synthetic import write_run
 
 CPU = SCALES["cpu"]
 LOSSES = st.floats(-10, 10, allow_nan=False)

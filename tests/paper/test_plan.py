@@ -57,7 +57,7 @@ def test_expanded_figures_need_no_further_runs() -> None:
 
 def test_the_papers_scale_is_appendix_d() -> None:
     scale = SCALES["paper"]
-    base, large, long = (scale.config(Cell("norm", "pile", variant), Path("x")) for variant in (BASE, LARGE, LONG))
+    base, large, long = (scale.config(Cell("norm", "pile", setting), Path("x")) for setting in (BASE, LARGE, LONG))
     assert [cost(c).parameters for c in (base, large, long)] == [
         parameter_count("small"),
         parameter_count("large"),

@@ -18,7 +18,7 @@ from softmax_rnn.paper.figures import FIRST as MECHANISMS
 from softmax_rnn.paper.scales import SCALES, Cell
 
 from . import driver
-from .made import write_run
+from .synthetic import write_run
 
 DEADLINE = 600  # seconds, for a machine that is busy
 RUNS = len(MECHANISMS) + 2  # and recall, at two learning rates

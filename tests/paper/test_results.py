@@ -18,7 +18,7 @@ from softmax_rnn.paper.summary import summarise
 from softmax_rnn.report.data import Spread
 from softmax_rnn.report.drawing import draw
 
-from .made import write_plan, write_run, write_runs
+from .synthetic import write_plan, write_run, write_runs
 
 QUICK = SCALES["quick"]
 STEPS = QUICK.recipe("base").train.steps

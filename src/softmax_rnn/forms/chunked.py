@@ -52,8 +52,10 @@ class Chunked(Form):
         reads += writes if s.mechanism.update == "delta" else 0  # keys read, too
         near = kernel.window if isinstance(kernel, Near) else 0
         within = 2 * reads * (chunk + near) * (kernel.width(d.key_dim) + columns)
-        made, passes = (0, 1) if far.orders == [1] else (rows, len(far.coefficients or ()))  # order 1 has its features
-        elementwise = made * (reads + writes) + reads * (chunk * passes + 3 * near)
+        features, passes = (
+            (0, 1) if far.orders == [1] else (rows, len(far.coefficients or ()))
+        )  # order 1 has its features
+        elementwise = features * (reads + writes) + reads * (chunk * passes + 3 * near)
         traffic = d.batch * d.kv_heads * rows * columns * 3 * (-(-d.keys // chunk) if chunk else 1)
         products = 2 * rows * columns * (reads + writes)
         working = 4 * rows * max(chunk, 128) * d.batch * d.heads

@@ -191,7 +191,7 @@ def _tables(report: Frontier) -> list[str]:
                 f"<details><summary>{text(arena)}: {text(about.source)}, rows of {about.length}, {about.steps} steps</summary>"
             )
             head = ["mechanism", "keys", "convolution", about.quantity, "state of a layer", "learning rate", "seeds"]
-            rows = [
+            lines = [
                 [
                     m.point.mechanism + (f", beta up to {m.point.beta_max:g}" if arena == "parity" else ""),
                     m.point.key_dim,
@@ -203,7 +203,7 @@ def _tables(report: Frontier) -> list[str]:
                 ]
                 for m in some
             ]
-            parts += [table(head, rows), "</details>"]
+            parts += [table(head, lines), "</details>"]
     return [*parts, "</section>"]
 
 

@@ -105,7 +105,7 @@ class RunSettings:
         micro_batch: rows that one process computes at once; its whole share of the batch if not given.
         sharded: shard parameters, gradients and optimiser state over the processes (fully_shard).
         tracker: also report to trackio, tensorboard or wandb.
-        patience: stop after this many steps in a row whose loss is not finite.
+        patience: stop after this many consecutive steps whose loss is not finite.
         device: auto (a CUDA GPU if there is one, else the processor), cpu, cuda, or mps (Apple).
         threads: torch threads of each process; as many as torch chooses if not given.
         workers: extra processes that load data; usually none are needed.

@@ -171,7 +171,7 @@ def _from_files(name: str, license: str, files: list[Path], column: str, split: 
 
 
 def _read(path: Path, column: str, split: str | None) -> Iterator[str]:
-    """One document per text file (or per part of it), per line of .jsonl, per row of .parquet; empty ones are left
+    """One document per text file (or per part of it), per line of .jsonl, per entry of .parquet; empty ones are left
     out.
     """
     if path.suffix == ".jsonl":
@@ -236,14 +236,14 @@ def _from_hub(name: str, subset: str | None, license: str, column: str) -> Corpu
         from datasets import load_dataset
 
         stream = load_dataset(name, subset, split="train", streaming=True)
-        for row in stream.skip(skip):
-            if column not in row:
-                raise UserError(f"{name} has no column {column!r}, it has {', '.join(row)} (set --data.column).")
-            if row[column] and not isinstance(row[column], str):
-                raise UserError(f"The column {column!r} of {name} holds {type(row[column]).__name__}, not text.")
-            if row[column] and row[column].strip():
-                yield whole_characters(row[column])
+        for entry in stream.skip(skip):
+            if column not in entry:
+                raise UserError(f"{name} has no column {column!r}, it has {', '.join(entry)} (set --data.column).")
+            if entry[column] and not isinstance(entry[column], str):
+                raise UserError(f"The column {column!r} of {name} holds {type(entry[column]).__name__}, not text.")
+            if entry[column] and entry[column].strip():
+                yield whole_characters(entry[column])
             else:
-                yield " "  # keeps the numbering of rows, so that skip means rows
+                yield " "  # keeps the numbering of entries, so that skip means entries
 
     return Corpus(name, license, lambda: f"hub:{name}:{subset}:{column}", documents, endless=True)

@@ -153,15 +153,15 @@ def _prepare(config: DataConfig, tokenizer: TokenizerConfig, corpus: Corpus, in_
     def training_text() -> Iterator[str]:
         return (part for text in corpus.documents(0) for part, held_out in split(text) if not held_out)
 
-    made = load_tokenizer(tokenizer, hashlib.sha256(split_key.encode()).hexdigest(), training_text)
-    key = hashlib.sha256(f"1 {split_key} {config.max_tokens} {fingerprint_of(made)}".encode()).hexdigest()
+    trained = load_tokenizer(tokenizer, hashlib.sha256(split_key.encode()).hexdigest(), training_text)
+    key = hashlib.sha256(f"1 {split_key} {config.max_tokens} {fingerprint_of(trained)}".encode()).hexdigest()
     folder = cache_folder("tokens") / key[:24]
     with locked(folder):
         if not is_whole(folder):
             with tokenising_bar(corpus.name, config.max_tokens, quiet=quiet) as advance:
-                write_tokens(folder, corpus, made, split, config.max_tokens, advance)
+                write_tokens(folder, corpus, trained, split, config.max_tokens, advance)
     train, test = (Rows(tokens, config.length, config.batching) for tokens in open_tokens(folder))
-    return Prepared(made, train, test, key, corpus.license)
+    return Prepared(trained, train, test, key, corpus.license)
 
 
 def blocks(text: str, fraction: float, seed: int) -> list[tuple[str, bool]]:
@@ -183,8 +183,8 @@ def blocks(text: str, fraction: float, seed: int) -> list[tuple[str, bool]]:
     entropy = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     chosen = np.random.default_rng([seed % 2**64, int.from_bytes(entropy, "little")]).permutation(len(pieces))
     held = set(chosen[: min(len(pieces) - 1, math.ceil(fraction * len(pieces)))].tolist())
-    runs = groupby(enumerate(pieces), key=lambda item: item[0] in held)
-    return [("".join(piece for _, piece in group), held_out) for held_out, group in runs]
+    stretches = groupby(enumerate(pieces), key=lambda item: item[0] in held)
+    return [("".join(piece for _, piece in group), held_out) for held_out, group in stretches]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ number. Every checkpoint holds a copy of the rows up to it. A file that contradi
 never written over, and the run continues from the copy.
 
 A **loss spike** is a step whose loss exceeds the median of the last 64 steps by more than 6 robust standard deviations
-(1.4826 times the median absolute deviation) and by more than 0.1, or is not finite; steps in a row are one spike.
+(1.4826 times the median absolute deviation) and by more than 0.1, or is not finite; consecutive ones are one spike.
 Counted after 16 steps.
 """
 
@@ -53,7 +53,7 @@ class Progress:
     window: list[float] = field(default_factory=list)  # the last finite ones, for spikes
     spikes: int = 0
     in_spike: bool = False
-    bad_steps: int = 0  # in a row, up to now, without a finite loss
+    bad_steps: int = 0  # consecutive ones up to now without a finite loss
 
     def add(self, loss: float, tokens: int) -> None:
         """Take in one step."""
@@ -114,7 +114,7 @@ class Recorder:
         (checkpoint / COPY).write_bytes(rows)
 
     def add(self, steps: Sequence[tuple[float, int]]) -> None:
-        """Take in steps as (loss, tokens); raises ``Diverged`` after too many in a row without a finite loss."""
+        """Take in steps as (loss, tokens); raises ``Diverged`` after too many consecutive ones without a finite loss."""
         for loss, tokens in steps:
             self.progress.add(loss, tokens)
             if self.progress.bad_steps >= self.patience:

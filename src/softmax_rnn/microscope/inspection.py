@@ -31,7 +31,10 @@ SHORTEST = 16  # tokens
 MAX_ORDER = 128
 CUT_AT = (0, 1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)  # orders at which the whole model is measured
 CLOSE = {"loss": 0.01, "cosine": 0.001}  # nats; 1 - cosine: what counts as the same model
-SETTLED = {"loss": 5e-4, "cosine": 5e-5}  # twice this close in a row, and higher orders are not tried
+SETTLED = {
+    "loss": 5e-4,
+    "cosine": 5e-5,
+}  # this close at two orders one after the other, and higher orders are not tried
 
 Tick = Callable[[str, int, int], None]  # what is done, how many steps of it, of how many
 
@@ -219,11 +222,11 @@ def _curve(
 def _one_by_one(
     quality: Quality, layers: list[int], cut: list[int], centers: dict[int, Tensor], tick: Tick, name: str
 ) -> list[dict[str, Any]]:
-    rows = []
+    found = []
     for i, layer in enumerate(layers):
-        rows.append({"layer": layer, "values": [round(quality.at({layer: n}, centers), 5) for n in cut]})
+        found.append({"layer": layer, "values": [round(quality.at({layer: n}, centers), 5) for n in cut]})
         tick(f"one layer, {name}", i + 1, len(layers))
-    return rows
+    return found
 
 
 def _needed(heads: list[dict[str, Any]], curve: dict[str, Any], quality: Quality) -> dict[str, Any]:

@@ -169,10 +169,10 @@ def _legend(axis: Any) -> None:
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=3)
 
 
-def _layers(rows: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+def _layers(entries: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
     found: dict[int, list[dict[str, Any]]] = {}
-    for row in rows:
-        found.setdefault(row["layer"], []).append(row)
+    for entry in entries:
+        found.setdefault(entry["layer"], []).append(entry)
     return found
 
 
@@ -203,9 +203,9 @@ def _error(summary: dict[str, Any], heads: Heads) -> Any:
     drawing, (axis,) = _axes()
     orders = summary["orders"]
     even = [i for i, n in enumerate(orders) if n % 2 == 0]  # odd orders can divide by almost 0
-    for name, rows in heads.items():
-        columns = [sorted(max(row["error"][i], 1e-9) for row in rows) for i in even]
-        quarter = len(rows) // 4
+    for name, some in heads.items():
+        columns = [sorted(max(head["error"][i], 1e-9) for head in some) for i in even]
+        quarter = len(some) // 4
         x = [orders[i] for i in even]
         axis.plot(x, [c[len(c) // 2] for c in columns], color=COLORS[name], label=LABELS[name])
         axis.fill_between(
@@ -224,11 +224,11 @@ def _map(summary: dict[str, Any], heads: Heads) -> Any:
     out_of_reach = None
     for axis, name in zip(axes, shown, strict=True):
         grid = [[float("nan")] * summary["heads"] for _ in range(summary["layers"])]
-        for row in heads[name]:
-            n = row["needed_order"]
-            grid[row["layer"]][row["head"]] = float("nan") if n is None else n
+        for head in heads[name]:
+            n = head["needed_order"]
+            grid[head["layer"]][head["head"]] = float("nan") if n is None else n
             if n is None:
-                corner = (row["head"] - 0.5, row["layer"] - 0.5)
+                corner = (head["head"] - 0.5, head["layer"] - 0.5)
                 out_of_reach = Rectangle(corner, 1, 1, facecolor=PAPER, edgecolor=INK, hatch="////", lw=0.5)
                 axis.add_patch(out_of_reach)
         image = axis.imshow(grid, aspect="auto", cmap="viridis_r", vmin=0, vmax=min(64, summary["orders"][-1]))
@@ -249,10 +249,10 @@ def _terms(summary: dict[str, Any], heads: Heads) -> Any:
     drawing, axes = _axes(len(shown), 4.4)
     smallest = 1e-8
     for axis, name in zip(axes, shown, strict=True):
-        for layer, rows in _layers(heads[name]).items():
+        for layer, some in _layers(heads[name]).items():
             # A head's list ends where its terms are negligible.
-            columns = zip_longest(*(r["log10_terms"] for r in rows), fillvalue=-300.0)
-            mean = [sum(10**x for x in column) / len(rows) for column in columns]
+            columns = zip_longest(*(r["log10_terms"] for r in some), fillvalue=-300.0)
+            mean = [sum(10**x for x in column) / len(some) for column in columns]
             inside = [i for i, x in enumerate(mean) if x > smallest / 100]
             color = LAYERS(layer / max(1, summary["layers"] - 1))
             axis.plot(inside, [mean[i] for i in inside], color=color, lw=0.9, label=f"layer {layer}")
@@ -268,19 +268,19 @@ def _terms(summary: dict[str, Any], heads: Heads) -> Any:
 
 def _dominant(summary: dict[str, Any], heads: Heads) -> Any:
     drawing, (axis,) = _axes()
-    for offset, (name, rows) in enumerate(heads.items()):
+    for offset, (name, some) in enumerate(heads.items()):
         place = 0.2 * (offset - (len(heads) - 1) / 2)
         axis.plot(
-            [r["layer"] + place for r in rows],
-            [r["dominant_order"] for r in rows],
+            [r["layer"] + place for r in some],
+            [r["dominant_order"] for r in some],
             ".",
             ms=4,
             alpha=0.5,
             mew=0,
             color=COLORS[name],
         )
-        layers = _layers(rows)
-        middle = [_median([r["dominant_order"] for r in some]) for some in layers.values()]
+        layers = _layers(some)
+        middle = [_median([r["dominant_order"] for r in few]) for few in layers.values()]
         axis.plot(list(layers), middle, color=COLORS[name], lw=1.2, label=LABELS[name])
     axis.set(xlabel="layer", ylabel="dominant order")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))

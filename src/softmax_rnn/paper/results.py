@@ -163,7 +163,7 @@ class Results:
         return {}
 
     @property
-    def made(self) -> str:
+    def last_day(self) -> str:
         """The day on which the last run began."""
         return max((about["sessions"][-1]["began"][:10] for about in self._environments), default="")
 

@@ -155,7 +155,7 @@ def summarise(folder: Path) -> Report:
             command(whole, plan.scale, _out(results), plan.seeds),
             f"softmax-rnn report {shlex.quote(str(folder))}",
         ],
-        made=results.made,
+        made=results.last_day,
         minutes=round(sum(p.run.last("seconds") or 0 for p in runs if p.run is not None) / 60, 1),
     )
 

@@ -134,12 +134,12 @@ def _plotly() -> Path:
 
 def bar_section(bars: Sequence[Bar]) -> str:
     """What can be recalled, order by order: a bar for each."""
-    rows = [
+    lines = [
         f'<div class="bar{" strong" if bar.strong else ""}" title="{text(bar.note)}"><span>{text(bar.label)}</span>'
         f'<i><b style="width: {100 * bar.share:.1f}%"></b></i><span>{bar.share:.0%}</span></div>'
         for bar in bars
     ]
-    return f"""<section id="recall" class="recall"><figure role="img" aria-label="Recall by mechanism">{"".join(rows)}
+    return f"""<section id="recall" class="recall"><figure role="img" aria-label="Recall by mechanism">{"".join(lines)}
 <figcaption>Eight pairs of a key and a value are read once; then: which value came with this key? Right answers of small
 models with keys of width 8.</figcaption></figure></section>"""
 

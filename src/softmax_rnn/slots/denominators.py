@@ -201,20 +201,20 @@ class Unnormalised(Denominator):
 
 
 def _ordinary(x: Tensor) -> bool:
-    """Can the rows be squared as they are? Asked of the whole tensor, in one cheap pass, where asking does not hold anybody up."""
+    """Can the vectors be squared as they are? Asked of the whole tensor, in one cheap pass, where asking does not hold anybody up."""
     if tracing() or x.device.type != "cpu":
         return False
     low, high = torch.aminmax(x) if x.numel() else (x.new_zeros(()), x.new_zeros(()))
     return bool(torch.maximum(high, -low) < LARGE)
 
 
-def _row_scale(x: Tensor) -> Tensor:
+def _vector_scale(x: Tensor) -> Tensor:
     """What to divide each vector by before it is squared: its largest entry, where that is more than 1."""
     return x.detach().abs().amax(-1, keepdim=True).clamp(min=1.0)
 
 
 def _l2_plain(x: Tensor) -> tuple[Tensor, Tensor]:
-    top = _row_scale(x)
+    top = _vector_scale(x)
     unit = x / top
     square = unit.square().sum(-1, keepdim=True)
     size = torch.where(square > 0, square, torch.ones_like(square)).sqrt() * (square > 0)
@@ -290,7 +290,7 @@ class RMS(Norm):
         eps = torch.finfo(x.dtype).eps
         if _ordinary(x):
             return F.rms_norm(x, x.shape[-1:], norm_weight, eps)
-        top = _row_scale(x)
+        top = _vector_scale(x)
         unit = x / top
         unit = unit / torch.sqrt(unit.square().mean(-1, keepdim=True) + eps / top / top)
         return unit if norm_weight is None else unit * norm_weight
@@ -308,7 +308,7 @@ class Layer(Norm):
         """Mean 0 and variance 1."""
         if _ordinary(x):
             return F.layer_norm(x, x.shape[-1:], norm_weight, norm_bias, LAYER_EPS)
-        top = _row_scale(x)
+        top = _vector_scale(x)
         unit = x / top
         unit = unit - unit.mean(-1, keepdim=True)
         unit = unit / torch.sqrt(unit.square().mean(-1, keepdim=True) + LAYER_EPS / top / top)

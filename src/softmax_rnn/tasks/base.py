@@ -106,8 +106,8 @@ class Task(ABC):
         kind = np.int16 if self.vocabulary < 2**15 else np.int32
         tokens, answers = np.empty((rows, length), kind), np.empty((rows, length), kind)
         for block, begin in enumerate(range(0, rows, BLOCK_ROWS)):
-            made = self.make(np.random.default_rng([*seed, block]), BLOCK_ROWS, length)
-            for whole, part in zip((tokens, answers), made, strict=True):
+            some = self.make(np.random.default_rng([*seed, block]), BLOCK_ROWS, length)
+            for whole, part in zip((tokens, answers), some, strict=True):
                 whole[begin : begin + BLOCK_ROWS] = part[: rows - begin]
         return tokens, answers
 
@@ -147,10 +147,10 @@ class TaskRows:
         return np.stack([self.tokens[index], self.labels[index]])
 
 
-def rows_of(made: Task, rows: int, length: int, *seed: int) -> TaskRows:
+def rows_of(task: Task, rows: int, length: int, *seed: int) -> TaskRows:
     """Rows with the labels of a language model; of one that sees both sides, where they are asked."""
-    tokens, answers = made.generate(rows, length, *seed)
-    if made.both_sides:
+    tokens, answers = task.generate(rows, length, *seed)
+    if task.both_sides:
         return TaskRows(tokens, answers)
     labels = np.full_like(answers, NOTHING)
     labels[:, 1:] = answers[:, :-1]
@@ -162,14 +162,14 @@ def prepare_task(config: DataConfig) -> Prepared:
     from ..lab.data import Prepared
     from . import task
 
-    made, seed = task(config.source), abs(config.split_seed)
-    made.check(config.length)
-    test = rows_of(made, made.test_rows, config.length, seed, TEST)
-    for length, rows in made.longer(config.length).items():
-        test.longer[length] = rows_of(made, rows, length, seed, TEST, length)
-    train = rows_of(made, made.rows, config.length, seed, TRAIN)
-    key = hashlib.sha256(f"1 {made!r} {config.length} {config.split_seed}".encode()).hexdigest()
-    return Prepared(tokenizer(made.vocabulary), train, test, key, "generated", made.both_sides)
+    chosen, seed = task(config.source), abs(config.split_seed)
+    chosen.check(config.length)
+    test = rows_of(chosen, chosen.test_rows, config.length, seed, TEST)
+    for length, rows in chosen.longer(config.length).items():
+        test.longer[length] = rows_of(chosen, rows, length, seed, TEST, length)
+    train = rows_of(chosen, chosen.rows, config.length, seed, TRAIN)
+    key = hashlib.sha256(f"1 {chosen!r} {config.length} {config.split_seed}".encode()).hexdigest()
+    return Prepared(tokenizer(chosen.vocabulary), train, test, key, "generated", chosen.both_sides)
 
 
 def tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
@@ -178,6 +178,6 @@ def tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast
 
     words = {str(n): n for n in range(vocabulary)} | {END: vocabulary}
-    made = Tokenizer(models.WordLevel(words, unk_token=END))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=END, bos_token=END, pad_token=END)
+    numbers = Tokenizer(models.WordLevel(words, unk_token=END))
+    numbers.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=numbers, eos_token=END, bos_token=END, pad_token=END)

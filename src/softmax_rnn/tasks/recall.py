@@ -202,9 +202,9 @@ def plan(options: argparse.Namespace) -> tuple[list[Cell], Setting]:
         mechanism(name)
     cells = []
     for source in _sources(options.tasks, options.pairs):
-        made = task(source)
-        length = options.length or _length(made)
-        made.check(length)
+        chosen = task(source)
+        length = options.length or _length(chosen)
+        chosen.check(length)
         cells += [
             Cell(source, length, name, d) for name, d in product(dict.fromkeys(names), dict.fromkeys(options.key_dim))
         ]
@@ -249,9 +249,9 @@ def _sources(tasks: Sequence[str], pairs: Sequence[int] | None) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _length(made: Task) -> int:
+def _length(chosen: Task) -> int:
     """The task's own length, or the next power of two that everything fits in."""
-    return made.shortest if made.both_sides else max(made.length, 1 << (made.shortest - 1).bit_length())
+    return chosen.shortest if chosen.both_sides else max(chosen.length, 1 << (chosen.shortest - 1).bit_length())
 
 
 def _model(cell: Cell, setting: Setting) -> Any:
