@@ -21,11 +21,14 @@ from .errors import UserError, printable, sentence
 COMMANDS = {
     "list": ("softmax_rnn.listing", "mechanisms, model sizes (--sizes), finished runs (--runs)"),
     "train": ("softmax_rnn.lab.train", "train a model with any mechanism"),
-    "sweep": ("softmax_rnn.lab.sweep", "train a grid of them, on this machine or on SLURM"),
-    "recall": ("softmax_rnn.tasks.recall", "which mechanism recalls how much, with how large a state: generated tasks"),
+    "sweep": ("softmax_rnn.lab.sweep", "train a grid of models, on this machine or on SLURM"),
+    "recall": (
+        "softmax_rnn.tasks.recall",
+        "compare how much mechanisms recall, and how large a state they need for it, on generated tasks",
+    ),
     "frontier": (
         "softmax_rnn.frontier",
-        "quality against memory and work, and claims of our own about expressiveness",
+        "compare quality with the memory and work it takes, and test claims about expressiveness",
     ),
     "reproduce": ("softmax_rnn.paper.reproduce", "the paper's figures and claims: train, judge, draw, report"),
     "report": ("softmax_rnn.report", "an offline page from any runs: curves, tables, the paper's verdicts"),

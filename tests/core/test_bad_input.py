@@ -39,7 +39,7 @@ CASES = {
     "causal lengths": ({"q": BASE["q"][:, :, :5]}, "5 queries over 13 keys needs a state"),
     "form": ({"form": "fast"}, "form must be one of auto, parallel"),
     "chunked exp": ({"form": "chunked"}, "no finite recurrent state"),
-    "recurrent clamp": ({"mechanism": "length", "form": "recurrent"}, "clamp on scores cannot be taken apart"),
+    "recurrent clamp": ({"mechanism": "length", "form": "recurrent"}, "there is no recurrent state"),
     "recurrent bidirectional": ({"form": "recurrent", "causal": False}, "goes forward in time"),
     "name": ({"mechanism": "softmin"}, "Unknown mechanism"),
     "scale": ({"scale": float("inf")}, "scale must be a finite number"),

@@ -71,7 +71,7 @@ def test_a_run_learns_them_and_measures_its_loss(text, tmp_path):
     ("options", "said"),
     [
         (["--data.masked", "1.5"], "data.masked must be at least 0 and below 1"),
-        (["--data.source", "task:mqar", "--data.masked", "0.2"], "a task says itself what is asked"),
+        (["--data.source", "task:mqar", "--data.masked", "0.2"], "leave it out for a task"),
         (["--data.batching", "documents", "--data.masked", "0.2"], "packed rows"),
     ],
 )

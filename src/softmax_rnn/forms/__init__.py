@@ -93,7 +93,7 @@ class Explanation:
                 else f"chunked overtakes parallel from T = {self.break_even:,}; orders {far.orders}"
             )
         else:
-            lines.append("no recurrent state of constant size: the parallel form it is")
+            lines.append("no recurrent state of constant size: only the parallel form computes it")
         primitive = SOFTMAX_LSE if kernel.exponential else WEIGHTED_SUM
         names = ", ".join(f"{x.name} ({x.backend})" for x in primitive)
         lines.append(f"parallel tries in this order: {names}; backend= chooses among {', '.join(BACKENDS)}")

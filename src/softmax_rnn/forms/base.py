@@ -75,7 +75,7 @@ def no_constant_state(s: Setting) -> str | None:
     if isinstance(kernel, Near) or kernel.finite:
         return None
     if kernel.limit is not None:
-        return f"A clamp on scores cannot be taken apart ({kernel.text()}): use form='parallel'."
+        return f"With a clamp on scores ({kernel.text()}) there is no recurrent state: use form='parallel'."
     return f"{kernel.text()} has no finite recurrent state, so no chunked form: use form='parallel'."
 
 

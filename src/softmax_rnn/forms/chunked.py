@@ -86,7 +86,7 @@ class Chunked(Form):
             )
         if p.backend not in ("auto", "torch"):
             raise MechanismError(
-                f"backend='{p.backend}' cannot compute this (chunks with no order in time are torch's): use backend='auto'."
+                f"backend='{p.backend}' cannot compute this (chunks with no order in time run in torch alone): use backend='auto'."
             )
         if clock is None:
             total = write(call.k, call.v, call.coefficients)

@@ -1,6 +1,6 @@
 """``softmax-rnn frontier``: train what the frontier compares, judge the claims, and draw quality against cost.
 
-    softmax-rnn frontier                                     everything, an hour of one core; stop it and type it again
+    softmax-rnn frontier                                     everything, an hour of one core; the same command continues it
     softmax-rnn frontier recall parity                       some arenas only
     softmax-rnn frontier --from results/frontier --draw      the page of runs that are there, without training
 
@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="DIR",
-        help="packed runs that need not be done again",
+        help="folders with packed runs, which are not trained again",
     )
     p.add_argument("--draw", action="store_true", help="train nothing: draw what is there")
     add_options(p, jobs=os.cpu_count() or 1)

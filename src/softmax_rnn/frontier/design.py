@@ -8,13 +8,13 @@
     digits       8 x 8 images pixel by pixel, both sides in view                   accuracy
 
 **Learning rates.** Where an arena has several, each point is trained at all of them with seed 0; the best one is taken for the seeds that
-count, from 1 on. So the choice costs nothing of what is reported: seed 0 is in no mean and in no interval.
+count, from 1 on. So the choice does not flatter the result: seed 0 is in no mean and in no interval.
 
-**Positions.** In the recall tasks a convolution of two tokens tells what stands beside what, and rotary positions are left out; where there
-is no convolution, rotary positions are what is left. Texts always have rotary positions.
+**Positions.** In the recall tasks a convolution of two tokens tells which tokens stand side by side, and rotary positions are left out; a
+model without the convolution has rotary positions instead. Texts always have rotary positions.
 
-Sizes and rates were chosen with softmax alone, and what is compared was fixed before anything else was run; but parity, where both ranges
-of beta had been tried once (``results/LOG.md``).
+Sizes and rates were chosen with softmax alone, and what is compared was fixed before anything else was run, except for parity, where both
+ranges of beta had been tried once (``results/LOG.md``).
 """
 
 from __future__ import annotations

@@ -80,7 +80,9 @@ class DataConfig:
         if not 0 <= self.masked < 1:
             raise UserError(f"data.masked must be at least 0 and below 1, got {self.masked}.")
         if self.masked and (self.source.startswith("task:") or self.batching != "packed"):
-            raise UserError("data.masked is for packed rows of a text; a task says itself what is asked.")
+            raise UserError(
+                "data.masked needs the packed rows of a text: leave it out for a task and for data.batching documents."
+            )
 
 
 def is_test(text: str, fraction: float, seed: int) -> bool:

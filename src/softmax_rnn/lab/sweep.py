@@ -7,7 +7,7 @@
       model.mechanism: [softmax, norm, gate]
       seed: [0, 1]
 
-The same command again is always right: done runs are skipped, half-done ones continue. On this machine (``--jobs``) a table shows
+Give the same command again at any time: finished runs are skipped, and unfinished ones continue. On this machine (``--jobs``) a table shows
 where everything is. With ``--slurm`` the rest of the grid becomes one job array (``slurm.py``).
 """
 
@@ -43,7 +43,10 @@ POLL_SECONDS = 0.3
 
 def main(argv: list[str]) -> int:
     """The command; returns its exit code: 0 if every run is done."""
-    parser = Parser(prog="softmax-rnn sweep", description="Train a grid of runs; the same command again continues it.")
+    parser = Parser(
+        prog="softmax-rnn sweep",
+        description="Train a grid of runs. Stop it in any way you like: the same command continues where it stopped.",
+    )
     parser.add_argument("file", type=Path, help="a YAML file with preset, base and grid")
     add_options(parser)
     options = parser.parse_args(argv)

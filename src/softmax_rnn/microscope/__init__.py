@@ -60,8 +60,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--center",
         choices=("none", "mean", "best"),
-        help="also try keys less their mean, or less their mean and a learned constant (default: best, where the model's own output "
-        "would stay the same and there is text to calibrate on; else none)",
+        help="none; mean: also measure with the mean key subtracted from all keys; best: also with a learned constant subtracted "
+        "(default: best, if that leaves the model's own output as it is and there is text to calibrate on; else none)",
     )
     p.add_argument(
         "--calibrate",
@@ -257,10 +257,13 @@ def _center(asked: str | None, model: Any, rest: Tensor | None) -> str:
         return asked
     mechanisms = model.config.layer_mechanisms() if model.config.model_type == "softmax_rnn" else []
     if not all(m.kernel.shiftable and m.cancels_scale for m in mechanisms):
-        print("Centring would change what this model computes: left out.", file=sys.stderr)
+        print("Centring is left out: it would change what this model computes.", file=sys.stderr)
         return "none"
     if rest is None:
-        print("No text is left to calibrate centring on (--calibrate FILE): left out.", file=sys.stderr)
+        print(
+            "Centring is left out: the file has no text left to calibrate it on (give --calibrate FILE).",
+            file=sys.stderr,
+        )
         return "none"
     return "best"
 

@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
         "--update",
         "--keep",
         action="store_true",
-        help="write summary.json and figures into packed results, which stay as they are otherwise",
+        help="also renew summary.json and the figures inside packed results",
     )
     given = parser.parse_args(argv)
     runs: list[Path] = given.runs or [_newest()]

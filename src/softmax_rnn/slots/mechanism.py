@@ -102,13 +102,12 @@ class Mechanism:
             )
         if isinstance(self.kernel, Near) and self.update == "delta":
             raise MechanismError(
-                "Near has no delta rule: near weights are kept as exponents, those of a series are not, so that one cannot be taken from "
-                "the other; take Exp or a series."
+                "Near has no delta rule: near weights are kept as exponents and far ones as a series, and the rule would have to subtract "
+                "one from the other. Take Exp or a series."
             )
         if isinstance(self.kernel, Near) and self.decay is not None:
             raise MechanismError(
-                "Near has no decay: it is for far keys that keep their weight, and its ring and its moments would need a clock each; "
-                "take Exp or a series, whose far keys fade."
+                "Near has no decay: it is for far keys that keep their weight. Take Exp or a series, with which far keys fade."
             )
 
     def _check_cancelling(self) -> None:

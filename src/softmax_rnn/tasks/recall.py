@@ -178,7 +178,9 @@ def _parser() -> argparse.ArgumentParser:
         help="width of the short convolution on q, k and v; 0 has none (default: 3)",
     )
     p.add_argument(
-        "--no-rope", action="store_true", help="leave rotary positions out: convolution or decay tell the order"
+        "--no-rope",
+        action="store_true",
+        help="without rotary positions; a convolution or decay then tells the order of the tokens",
     )
     p.add_argument(
         "--out",
