@@ -31,3 +31,19 @@ def _nobody_elses_mechanisms(monkeypatch):
     yield
     REGISTERED.clear()
     REGISTERED.update(before)
+
+
+@pytest.fixture
+def refused(capsys):
+    """Run a command that must refuse its input; returns the line that it prints, and nothing but that."""
+    from softmax_rnn import cli
+
+    def run(*argv):
+        assert cli.main(list(argv)) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err.count("\n") == 1, printed.err
+        assert printed.err[:-1].isprintable()
+        return printed.err
+
+    return run

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,19 +53,16 @@ def test_a_grid_is_every_combination(tmp_path: Path, corpus: Path) -> None:
         ("grid: [", "is not YAML"),
     ],
 )
-def test_wrong_sweeps(tmp_path: Path, text: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_sweeps(tmp_path: Path, text: str, says: str, refused: Callable[..., str]) -> None:
     file = tmp_path / "s.yaml"
     file.write_text(text)
-    assert cli.main(["sweep", str(file)]) == 2
-    error = capsys.readouterr().err
-    assert says in error
-    assert error.count("\n") == 1
+    assert says in refused("sweep", str(file))
     with pytest.raises(UserError):
         read_sweep(file)
 
 
 def test_wrong_options(
-    tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, corpus: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
     file = str(sweep_file(tmp_path, corpus))
@@ -75,10 +73,7 @@ def test_wrong_options(
         ([file, "--slurm"], "--slurm needs sbatch"),
         (["none.yaml"], "Cannot read none.yaml"),
     ):
-        assert cli.main(["sweep", *argv]) == 2
-        error = capsys.readouterr().err
-        assert says in error
-        assert error.count("\n") == 1
+        assert says in refused("sweep", *argv)
     assert not (tmp_path / "runs").exists()
 
 
@@ -174,14 +169,11 @@ def test_what_is_queued_is_not_submitted_again(cluster: Path, corpus: Path, caps
     ],
 )
 def test_a_refused_submission_is_one_line_and_leaves_nothing(
-    cluster: Path, corpus: Path, capsys: pytest.CaptureFixture[str], options: list[str], refusal: str | None, says: str
+    cluster: Path, corpus: Path, refused: Callable[..., str], options: list[str], refusal: str | None, says: str
 ) -> None:
     if refusal is not None:
         (cluster / "refuse").write_text(refusal)
-    assert cli.main(["sweep", str(sweep_file(cluster, corpus)), "--slurm", *options]) == 2
-    error = capsys.readouterr().err
-    assert says in error
-    assert error.count("\n") == 1
+    assert says in refused("sweep", str(sweep_file(cluster, corpus)), "--slurm", *options)
     assert not (cluster / "runs").exists()
 
 

@@ -32,12 +32,7 @@ from transformers import (
 import softmax_rnn as sr
 from softmax_rnn.slots.presets import PRESETS
 
-BASE = {
-    "vocab_size": 48, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "initializer_range": 0.3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None,
-}  # fmt: skip
-GQA = {**BASE, "num_key_value_heads": 2}
-ENCODER = {**BASE, "max_position_embeddings": 64}
+from .test_models_families import BASE, ENCODER, GQA
 
 DECODERS = {
     "llama": (LlamaForCausalLM, LlamaConfig, GQA),
