@@ -184,6 +184,27 @@ class KVState(State):
             channels=cut(self.channels, 2),
         )
 
+    def padded(self, room: int) -> KVState:
+        """The newest ``room`` tokens, behind as many that do not count as are missing: always the same size."""
+        state = self.newest(room)
+        tokens, missing = state.key.shape[2], room - state.key.shape[2]
+        keep = state.keep
+        if keep is None:
+            keep = torch.ones(len(state.key), tokens, dtype=torch.bool, device=state.key.device)
+
+        def pad(x: Tensor, axis: int) -> Tensor:
+            return torch.cat([x.new_zeros([missing if i == axis else n for i, n in enumerate(x.shape)]), x], axis)
+
+        return replace(
+            state,
+            key=pad(state.key, 2),
+            value=pad(state.value, 2),
+            keep=pad(keep, 1),
+            documents=None if state.documents is None else pad(state.documents, 1),
+            clock=None if state.clock is None else pad(state.clock, 2),
+            channels=None if state.channels is None else pad(state.channels, 2),
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class KroneckerState(State):

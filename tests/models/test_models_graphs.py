@@ -10,6 +10,8 @@ from transformers.exporters.exporter_dynamo import DynamoConfig, DynamoExporter
 from transformers.generation.configuration_utils import CompileConfig
 from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
 
+from softmax_rnn import Exp, Mechanism, MechanismError, Near, Sum, Taylor
+
 # One of each kind: flash, flash with lse, tiles, states; with and without gates, norms, exponents; a hybrid.
 KINDS = [
     "softmax",
@@ -35,7 +37,11 @@ def _forget_graphs():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("name", [*KINDS, "gated_deltanet"], ids=str)
+RING = Mechanism(Near(Exp(), Taylor(2), window=4), Sum())  # full before the prompt is
+MORE = ["gated_deltanet", "fox", "wall", "near2", RING, "delta_softmax", ["fox", RING], ["norm_decay", "softmax"]]
+
+
+@pytest.mark.parametrize("name", [*KINDS, *MORE], ids=str)
 def test_one_graph_for_a_generation(make, ids, left_padding, name):
     model = make(name)
     compile_config = CompileConfig(backend="eager", fullgraph=True, mode=None)
@@ -47,14 +53,15 @@ def test_one_graph_for_a_generation(make, ids, left_padding, name):
     assert counters["stats"]["unique_graphs"] == 1
 
 
-def test_a_state_that_grows_is_not_compiled(make, ids):
-    """Decay under exp keeps keys: a static cache holds them, but nobody pretends that it is of constant size."""
+def test_a_static_cache_of_keys_does_not_forget_the_first(make, ids):
     model = make("fox")
-    assert not StaticCache(config=model.config, max_cache_len=20).is_compileable
-    assert StaticCache(config=make("mamba2").config, max_cache_len=20).is_compileable
-    options = {"max_new_tokens": 4, "do_sample": False}
-    expected = model.generate(ids, use_cache=False, **options)
-    assert torch.equal(model.generate(ids, cache_implementation="static", **options), expected)
+    cache = StaticCache(config=model.config, max_cache_len=ids.shape[1] + 1)
+    model(ids, past_key_values=cache)
+    model(ids[:, :1], past_key_values=cache)
+    with pytest.raises(
+        MechanismError, match=rf"has room for {ids.shape[1] + 1} tokens, and {ids.shape[1] + 2} have come"
+    ):
+        model(ids[:, :1], past_key_values=cache)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ means to remember the steps since the last ``crop``, with the state before each,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -189,7 +189,8 @@ class KroneckerLayer(CacheLayerMixin):
 class StaticKroneckerLayer(KroneckerLayer):
     """As ``KroneckerLayer``, except that the state stays at one place in memory and its length is a tensor.
 
-    So a compiled step is one graph for every length: nothing in it is a number that changes.
+    So a compiled step is one graph for every length: nothing in it is a number that changes. Keys and values, where a mechanism needs
+    them, stand at the end of as many places as the cache has room for; the empty places are padding in front of them.
     """
 
     is_croppable = False
@@ -197,7 +198,7 @@ class StaticKroneckerLayer(KroneckerLayer):
 
     def __init__(self, kind: str, max_cache_len: int, **_: Any) -> None:
         super().__init__(kind)
-        self.is_compileable = MECHANISMS[kind].kernel.finite  # otherwise the state holds keys, and grows
+        self.is_compileable = True
         self.max_cache_len = max_cache_len
         self.cumulative_length: Any = torch.tensor(0)  # as in transformers' StaticLayer
         self.fresh = True  # nothing has been read yet, or since ``reset``
@@ -209,7 +210,7 @@ class StaticKroneckerLayer(KroneckerLayer):
         sizes = {"B": B, "H": H, "Hkv": H, "Tq": 0, "Tk": 0, "D": key_states.shape[-1], "E": value_states.shape[-1]}
         options = {x.name: key_states.new_zeros([sizes[s] for s in x.sizes]) for x in m.inputs if not x.optional}
         state = attention(key_states, key_states, value_states, m, return_state=True, **options)[1]
-        self.settle(layer_state(state, None))
+        self.settle(with_room(layer_state(state, None), self.max_cache_len))
         self.fresh = False
 
     def settle(self, state: LayerState) -> None:
@@ -229,13 +230,25 @@ class StaticKroneckerLayer(KroneckerLayer):
         """Take a step, and write the state to its place; the first one, or one of another batch size, makes the place."""
         if step is None:
             raise MechanismError(NO_KEYS)
+        self.check_room(key_states.shape[-2])
         out, state = step(None if self.fresh else self.state, None)
         self.put(state)
         self.cumulative_length.add_(key_states.shape[-2])
         return out, out
 
+    def check_room(self, tokens: int) -> None:
+        """Where keys are kept, refuse more tokens than there are places for; compiled steps cannot look, and ``generate`` has."""
+        keeps_keys = "attention.key" in self.parts
+        if keeps_keys and not self.fresh and not torch.compiler.is_compiling():
+            wanted = int(self.cumulative_length) + tokens
+            if wanted > self.max_cache_len:
+                raise MechanismError(
+                    f"The static cache has room for {self.max_cache_len} tokens, and {wanted} have come."
+                )
+
     def put(self, state: LayerState) -> None:
         """Remember this state from now on, in the same place."""
+        state = with_room(state, self.max_cache_len)
         new = _tensors(state)
         if self.parts and all(new[name].shape == self.parts[name].shape for name in new):
             for name, tensor in new.items():
@@ -263,6 +276,16 @@ class StaticKroneckerLayer(KroneckerLayer):
     def crop(self, tokens_to_remove: int) -> None:
         """A static cache cannot go back."""
         raise MechanismError("A static cache cannot forget tokens: use a dynamic one, which generate makes by itself.")
+
+
+def with_room(state: Any, room: int) -> Any:
+    """The same state with its keys and values at the end of ``room`` places (a ring of ``Near`` has as many as its window)."""
+    if isinstance(state, LayerState):
+        return replace(state, attention=with_room(state.attention, room))
+    if isinstance(state, NearState):
+        assert isinstance(state.mechanism.kernel, Near)
+        return replace(state, near=with_room(state.near, state.mechanism.kernel.window))
+    return state.padded(room) if isinstance(state, KVState) else state
 
 
 def to_parts(state: State, prefix: str = "") -> dict[str, Any]:
