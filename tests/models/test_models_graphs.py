@@ -1,5 +1,6 @@
 """Graphs: one for a whole generation in a static cache, exported programs for every length, decode steps, traces."""
 
+import itertools
 import warnings
 
 import pytest
@@ -12,6 +13,8 @@ from transformers.integrations.executorch import TorchExportableModuleWithStatic
 
 from softmax_rnn import Exp, Mechanism, MechanismError, Near, Sum, Taylor
 
+RING = Mechanism(Near(Exp(), Taylor(2), window=4), Sum())  # full before the prompt is
+
 # One of each kind: flash, flash with lse, tiles, states; with and without gates, norms, exponents; a hybrid.
 KINDS = [
     "softmax",
@@ -23,6 +26,7 @@ KINDS = [
     "linear_cosine",
     ["taylor2", "softmax"],
 ]
+FADING = ["mamba2", "gated_deltanet", "fox", "wall", RING, "delta_softmax"]  # decay, the delta rule, a ring
 
 
 def close(a, b):
@@ -37,11 +41,7 @@ def _forget_graphs():
     torch._dynamo.reset()
 
 
-RING = Mechanism(Near(Exp(), Taylor(2), window=4), Sum())  # full before the prompt is
-MORE = ["gated_deltanet", "fox", "wall", "near2", RING, "delta_softmax", ["fox", RING], ["norm_decay", "softmax"]]
-
-
-@pytest.mark.parametrize("name", [*KINDS, *MORE], ids=str)
+@pytest.mark.parametrize("name", [*KINDS, *FADING, ["fox", RING], ["norm_decay", "softmax"]], ids=str)
 def test_one_graph_for_a_generation(make, ids, left_padding, name):
     model = make(name)
     compile_config = CompileConfig(backend="eager", fullgraph=True, mode=None)
@@ -65,8 +65,9 @@ def test_a_static_cache_of_keys_does_not_forget_the_first(make, ids):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("name", KINDS, ids=str)
+@pytest.mark.parametrize(
+    ("name", "padded"), [*itertools.product(KINDS, [False, True]), *((name, True) for name in FADING)], ids=str
+)
 def test_a_program_for_every_length(make, ids, left_padding, name, padded):
     model, tokens = make(name), torch.export.Dim("tokens", min=2)
     inputs = {"input_ids": ids} | ({"attention_mask": left_padding} if padded else {})
@@ -82,7 +83,11 @@ def test_a_program_for_every_length(make, ids, left_padding, name, padded):
 
 
 @pytest.mark.parametrize("kind", [StaticCache, DynamicCache])
-@pytest.mark.parametrize("name", ["softmax", "relu_gate", "taylor2", ["linear_cosine", "norm"]], ids=str)
+@pytest.mark.parametrize(
+    "name",
+    ["softmax", "relu_gate", "taylor2", ["linear_cosine", "norm"], ["fox", RING], ["mamba2", "delta_softmax"]],
+    ids=str,
+)
 def test_a_decode_step_with_its_cache(make, ids, name, kind):
     model = make(name)
 
@@ -98,7 +103,7 @@ def test_a_decode_step_with_its_cache(make, ids, name, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["norm", ["taylor2", "linear_cosine"]], ids=str)
+@pytest.mark.parametrize("name", ["norm", ["taylor2", "linear_cosine"], ["fox", RING]], ids=str)
 def test_a_decode_step_that_holds_its_cache(make, ids, name):
     """The recipe for phones: a program with its own static cache, called token by token."""
     model, ids = make(name), ids[:1]

@@ -48,7 +48,8 @@ class Sequences(NamedTuple):
         q, k, v = self.q, self.k, self.v
         if exporting or pad:
             q, k, v = (F.pad(x, (0, 0, 0, pad)) for x in (q, k, v))
-            clocks = [None if x is None else torch.cat([x, x[:, -1:].expand(-1, pad, *x.shape[2:])], 1) for x in clocks]
+            last = torch.arange(T + pad, device=k.device).clamp(max=T - 1)
+            clocks = [None if x is None else x.index_select(1, last) for x in clocks]
         return [None if x is None else x.contiguous() for x in (q, k, v, self.state, *clocks)], pad
 
     def few(self, tensors: list[Tensor | None], chunk: int) -> Iterator[list[Any]]:

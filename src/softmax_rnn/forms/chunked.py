@@ -115,6 +115,11 @@ class Chunked(Form):
         assert past is None or isinstance(past, NearState)
         kv, context = p.with_past(None if past is None else past.near)
         W, T = kernel.window, p.k.shape[2]
+        if (
+            torch.compiler.is_exporting() and past is None
+        ):  # a full ring of empty places: one leaves with every token, for any T
+            kv = kv.padded(W + T)
+            context = replace(context, keys=W + T, keep=kv.keep, documents=kv.documents)
         near_context = context if T == 0 else replace(context, window=W)
         count, last = _count(p, None if past is None else past.far.count)
         queries = p.seeing(count)
@@ -124,6 +129,9 @@ class Chunked(Form):
         keep = None if kv.keep is None else kv.keep[:, :leaving]
         q = queries if T == 0 or not leaving else queries[:, :, max(0, queries.shape[2] - leaving) :]
         k, v = kv.key[:, :, :leaving], kv.value[:, :, :leaving]
+        if torch.compiler.is_exporting():  # whether a slice is contiguous would depend on T
+            first = torch.arange(leaving, device=k.device)
+            k, v = kv.key.index_select(2, first), kv.value.index_select(2, first)
         call = moments_call(p, q, k, v, keep, kernel.far, True, None if past is None else past.far)
         documents, reference = _far_documents(kv, past, leaving)
         if leaving:
