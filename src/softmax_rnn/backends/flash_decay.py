@@ -26,6 +26,7 @@ from torch import Tensor
 from .dense import softmax_dense
 from .flash import _backward, _forward, _with_lse_gradient
 from .operators import operator
+from .threads import share, some
 from .tiles import _softmax, _softmax_backward
 
 ROWS = (512, 256, 128, 64, 32)  # queries per block, the most that stay calm
@@ -69,10 +70,10 @@ def _reach(q: Tensor, k: Tensor, clock: Tensor, keep: Tensor | None, scale: floa
     return (highest - own).amax(2)
 
 
-def _parts(
-    q: Tensor, k: Tensor, clock: Tensor, keep: Tensor | None, scale: float, rows: int
-) -> Iterator[tuple[_Part, ...]]:
-    """For each block of queries one part, or its own keys and those before."""
+def _parts(q: Tensor, k: Tensor, clock: Tensor, keep: Tensor | None, scale: float) -> Iterator[tuple[_Part, ...]]:
+    """For each block of queries one part, or its own keys and those before; such blocks exist."""
+    rows = _rows(clock, q.shape[2])
+    assert rows is not None
     group, Tq, offset = q.shape[1] // k.shape[1], q.shape[2], k.shape[2] - q.shape[2]
     one = rows >= Tq and not offset
     reach = None if one else _reach(q, k, clock, keep, scale)
@@ -130,24 +131,39 @@ def _decayed(
     q: Tensor, k: Tensor, v: Tensor, clock: Tensor, keep: Tensor | None, lo: Tensor | None, hi: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     B, H, Tq, _ = q.shape
-    rows = _rows(clock, Tq) if lo is None else None
-    if rows is None:
+    if lo is not None or _rows(clock, Tq) is None:
         out, lse = _softmax(*_grouped(q, k, v, clock, keep, lo, hi, scale))
         return out.reshape(B, H, Tq, -1), lse.reshape(B, H, Tq)
     out, lse = torch.empty_like(q), q.new_empty(B, H, Tq)
-    for parts in _parts(q, k, clock, keep, scale, rows):
-        found = [
-            _forward(q[:, :, p.queries], k[:, :, p.keys], v[:, :, p.keys], 0.0, p.causal, attn_mask=p.bias, scale=scale)
-            for p in parts
-        ]
-        (o, s), at = found[0], parts[0].queries
-        if len(found) > 1:
-            (o2, s2), own = found[1], s
-            s = torch.logaddexp(own, s2)
-            o = o * (own - s).exp_()[..., None] + o2 * (s2 - s).exp_()[..., None]
-        out[:, :, at], lse[:, :, at] = o, s + parts[0].shift
+    given = _by_head(clock, keep, q, k, v, out, lse)
+
+    def work(n: slice) -> None:
+        C, seen, Q, K, V, O, L = some(n, *given)
+        for parts in _parts(Q, K, C, seen, scale):
+            found = [
+                _forward(Q[:, :, p.queries], K[:, :, p.keys], V[:, :, p.keys], 0.0, p.causal, attn_mask=p.bias, scale=scale)
+                for p in parts
+            ]
+            (o, s), at = found[0], parts[0].queries
+            if len(found) > 1:
+                (o2, s2), own = found[1], s
+                s = torch.logaddexp(own, s2)
+                o = o * (own - s).exp_()[..., None] + o2 * (s2 - s).exp_()[..., None]
+            O[:, :, at], L[:, :, at] = o, s + parts[0].shift
+
+    share(B * k.shape[1], lse.numel() * k.shape[2] * q.shape[-1], q.device, work)
     seen = _seen(keep, Tq)
     return (out, lse) if seen is None else (out.mul_(seen[..., None]), lse.masked_fill_(~seen, 0.0))
+
+
+def _by_head(clock: Tensor, keep: Tensor | None, *tensors: Tensor | None) -> list[Tensor | None]:
+    """Clock (N, 1, Tk), keep (N, Tk) and tensors (N, heads, T, ...) with a key head for a sequence, N = B * Hkv: what one head still sees
+    does not depend on what others do.
+    """
+    Hkv = clock.shape[1]
+    kept = None if keep is None else keep.repeat_interleave(Hkv, 0)
+    heads = [None if x is None else x.view(len(x) * Hkv, x.shape[1] // Hkv, *x.shape[2:]) for x in tensors]
+    return [clock.view(-1, 1, clock.shape[2]), kept, *heads]
 
 
 def _extended(x: Tensor, extra: float = 0.0) -> Tensor:
@@ -169,28 +185,36 @@ def _decayed_backward(
     lo: Tensor | None, hi: Tensor | None, scale: float, out: Tensor, lse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     grad = torch.zeros_like(out) if grad is None else grad
-    rows = _rows(clock, q.shape[2]) if lo is None else None
-    if rows is None:
+    if lo is not None or _rows(clock, q.shape[2]) is None:
         return _tiles_backward(grad, dlse, q, k, v, clock, keep, lo, hi, scale, out, lse)
-    Tq, D, group = q.shape[2], q.shape[-1], q.shape[1] // k.shape[1]
+    dq, dk, dv, dclock = (torch.zeros_like(x) for x in (q, k, v, clock))
+    dlse = None if dlse is None else dlse.contiguous()
+    given = _by_head(clock, keep, q, k, v, grad.contiguous(), dlse, out, lse, dq, dk, dv, dclock)
+    share(
+        len(q) * k.shape[1], 2 * lse.numel() * k.shape[2] * q.shape[-1], q.device,
+        lambda n: _heads_backward(scale, *some(n, *given)),
+    )
+    return dq, dk, dv, dclock
+
+
+def _heads_backward(
+    scale: float, clock: Tensor, keep: Tensor | None, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, dlse: Tensor | None,
+    out: Tensor, lse: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dclock: Tensor,
+) -> None:
+    """Adds to the gradients of some heads."""
+    Tq, D = q.shape[2:]
     out = out if dlse is None else _with_lse_gradient(out, grad, dlse)
     wide_q, wide_k, wide_v, wide_grad, wide_out = _extended(q, 1.0), *(_extended(x) for x in (k, v, grad, out))
-    parts = [p for both in _parts(q, k, clock, keep, scale, rows) for p in both]
-    total: list[Any] = [None] * 3 if len(parts) == 1 else [torch.zeros_like(x) for x in (q, k, v)]
-    dclock = torch.zeros_like(clock)
-    for p in parts:
+    for p in (p for both in _parts(q, k, clock, keep, scale) for p in both):
         Q, G, O = (x[:, :, p.queries] for x in (wide_q, wide_grad, wide_out))
         K, V = (x[:, :, p.keys] for x in (wide_k, wide_v))
         found = _backward(G, Q, K, V, O, lse[:, :, p.queries] - p.shift, 0.0, p.causal, attn_mask=p.bias, scale=scale)
         dclock[:, :, p.keys].sub_(found[1][..., D], alpha=1 / scale)
-        for n, at in enumerate((p.queries, p.keys, p.keys)):
-            total[n] = _added(total[n], at, found[n][..., :D])
-    dq, dk, dv = total
+        for x, at, y in zip((dq, dk, dv), (p.queries, p.keys, p.keys), found, strict=True):
+            x[:, :, at] += y[..., :D]
     if dlse is not None:  # lse_t has c_t in it, unless the row sees nothing
         seen = _seen(keep, Tq)
-        shifted = dlse if seen is None else dlse * seen
-        dclock[:, :, k.shape[2] - Tq :] += shifted.unflatten(1, (-1, group)).sum(2)
-    return dq, dk, dv, dclock
+        dclock[:, :, k.shape[2] - Tq :] += (dlse if seen is None else dlse * seen).sum(1, keepdim=True)
 
 
 def _tiles_backward(

@@ -15,22 +15,24 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 LEAST = 2**25  # multiplications that are worth waking threads for: about half a millisecond of one core
 MOST = 8  # Python threads: with more they would wait for Python's lock; each of them then has several of torch's
-TURNS = 4  # slices for each thread, so that one that is held up leaves work to the others
+TURNS = 4  # slices for each thread, so that one that is held up leaves work to others
 
-_lock = threading.Lock()
+_starting = threading.Lock()
+_setting = threading.Lock()
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 
 
 def _forget() -> None:
     """After a fork the threads are gone."""
-    global _lock
-    _lock = threading.Lock()
+    global _starting, _setting
+    _starting, _setting = threading.Lock(), threading.Lock()
     _pools.clear()
 
 
@@ -44,7 +46,7 @@ def _take(threads: int) -> None:
     ``torch.set_num_threads`` is for the thread that calls it and for all that begin later. What those would have got is what this one has
     got; a thread of a moment's life says so again.
     """
-    with _lock:  # one after another, or the second would take what is meant for the first for usual
+    with _setting:  # one after another, or the second would take what is meant for the first for usual
         usual = torch.get_num_threads()  # also makes torch set up this thread, which would undo what comes next
         torch.set_num_threads(threads)
         last = threading.Thread(target=torch.set_num_threads, args=(usual,))
@@ -53,11 +55,18 @@ def _take(threads: int) -> None:
 
 
 def _pool(workers: int, threads: int) -> ThreadPoolExecutor:
-    with _lock:
+    """So many workers with so many threads each, all of them started."""
+    with _starting:
         if (workers, threads) not in _pools:
-            pool = ThreadPoolExecutor(workers, "softmax-rnn", _take, (threads,))
+            pool, all_there = ThreadPoolExecutor(workers, "softmax-rnn", _take, (threads,)), threading.Barrier(workers)
+            wait([pool.submit(all_there.wait) for _ in range(workers)])
             _pools[workers, threads] = pool
         return _pools[workers, threads]
+
+
+def some(n: slice, *tensors: Any) -> list[Any]:
+    """The sequences ``n`` of each tensor; None stays None."""
+    return [None if x is None else x[n] for x in tensors]
 
 
 def workers(sequences: int, multiplications: float, device: torch.device) -> int:
@@ -67,13 +76,18 @@ def workers(sequences: int, multiplications: float, device: torch.device) -> int
     return min(torch.get_num_threads(), sequences, MOST)
 
 
-def share(sequences: int, multiplications: float, device: torch.device, work: Callable[[slice], None]) -> None:
-    """Call ``work`` with slices that make up all sequences. It writes into the slices of tensors it is given, and returns nothing."""
+def share(
+    sequences: int, multiplications: float, device: torch.device, work: Callable[[slice], None], turns: int = TURNS
+) -> None:
+    """Call ``work`` with slices that make up all sequences. It writes into slices of the caller's tensors, and returns nothing.
+
+    ``turns``: in how many slices the part of a thread is cut at most. Steps that follow one another want all their sequences at once: 1.
+    """
     count = workers(sequences, multiplications, device)
     if count == 1:
         return work(slice(0, sequences))
     inference, turn = torch.is_inference_mode_enabled(), itertools.count()
-    step = max(1, sequences // (count * TURNS))
+    step = max(1, -(-sequences // (count * turns)))
 
     def run() -> None:
         with torch.inference_mode(inference), torch.no_grad():
