@@ -132,7 +132,8 @@ class _Call:
         _, group, Tq, _ = self.q.shape
         most, keys = SMALL
         rows = max(1, most // group)
-        sequences = most * keys // max(1, group * min(rows, Tq) * min(keys, self.k.shape[1]))
+        reach = self.k.shape[1] if self.lo is None or self.hi is None else int((self.hi - self.lo).max()) + rows
+        sequences = most * keys // max(1, group * min(rows, Tq) * min(keys, self.k.shape[1], reach))
         for t in self.tiles(some, rows, max(sequences, torch.get_num_threads())):
             yield from t.split(keys)
 
