@@ -92,7 +92,7 @@ ARENAS = {
         Arena("forgetting", _pairs("forgetting,reassigned=4", 48000), 32, 1500, 32, TWO, 32, 1, seeds=5, decisive=5),
         Arena("parity", "task:parity,rows=9600", 16, 300, 32, TWO, 32, 1, seeds=6, decisive=6, layers=1),
         Arena("text", "tunes", 256, 400, 4, (6e-3,), 64, 4, seeds=1, decisive=4, quantity="loss"),
-        Arena("masked", "tunes", 32, 600, 16, (3e-3,), 64, 4, seeds=3, decisive=3, quantity="loss", masked=0.2),
+        Arena("masked", "tunes", 32, 2000, 16, (3e-3,), 64, 4, seeds=3, decisive=3, quantity="loss", masked=0.2),
         Arena("digits", "task:digits,patches=64", 65, 1500, 32, (3e-3,), 32, 2, seeds=3, decisive=3),
     )
 }
