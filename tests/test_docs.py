@@ -78,7 +78,7 @@ class Visited:
 
 
 def test_the_way_of_a_call_is_the_one_that_is_written_down():
-    """Every file on the list is on the way, and nothing that computes is missing from it."""
+    """Every function that runs is in a file on one of the two lists, and every file on the lists has one that runs."""
     import torch
 
     import softmax_rnn as sr
@@ -88,8 +88,8 @@ def test_the_way_of_a_call_is_the_one_that_is_written_down():
     sr.attention(q, k, v, "taylor2")  # whatever is imported and cached the first time
     with Visited() as visited:
         sr.attention(q, k, v, "taylor2")
-    assert named(part("call")) - visited.files == set()
-    assert visited.files - named(part("call")) - named(part("beside the call")) == set()
+    assert visited.files == named(part("call")) | named(part("beside the call"))
+    assert f"calls functions in {len(visited.files)} files" in ARCHITECTURE
 
 
 RUN = """
@@ -109,7 +109,7 @@ CALLED = ("models/", "slots/", "forms/", "backends/", "nn.py")  # what each step
 def test_the_way_of_a_run_is_the_one_that_is_written_down(tmp_path, monkeypatch):
     """From ``reproduce quick`` to its page, with results that are there already, and one run in the same process: what is called."""
     from softmax_rnn.lab.config import to_yaml
-    from softmax_rnn.paper.reproduce import plan
+    from softmax_rnn.paper import plan
     from softmax_rnn.paper.scales import SCALES
     from softmax_rnn.tasks.recall import configs, first
     from tests.paper.synthetic import write_runs
@@ -130,6 +130,7 @@ def test_the_way_of_a_run_is_the_one_that_is_written_down(tmp_path, monkeypatch)
     files = {f for f in said.split() if not f.startswith(CALLED) and f not in ways}
     assert named(part("run")) <= files
     assert files == (named(part("run")) | named(part("beside the run"))) - ways
+    assert f"call functions in {len(files)} files" in ARCHITECTURE
 
 
 def test_the_house_has_no_more_files_than_it_says():

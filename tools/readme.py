@@ -118,7 +118,7 @@ def tree() -> str:
 def mechanisms() -> str:
     """Every preset of the field: formula, tensors and state, from the values themselves; sources beside them."""
     import softmax_rnn as sr
-    from softmax_rnn.forms.base import constant_state, moment_bytes
+    from softmax_rnn.forms.reference import constant_state, moment_bytes
     from softmax_rnn.problem import Dims, Setting
     from softmax_rnn.slots.kernels import Near
     from softmax_rnn.state import readable_bytes

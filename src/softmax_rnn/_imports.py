@@ -44,9 +44,10 @@ MOVED = {
     "models.loading": "models.folders",
     "models.sizes": "models.llama",
     "paper.catalog": "paper.figures",
-    "paper.estimate": "paper.reproduce",
+    "paper.estimate": "paper",
     "paper.headline": "report.drawing",
     "paper.plots": "report.drawing",
+    "paper.reproduce": "paper",
     "report.command": "report",
     "report.glyph": "report.style",
 }

@@ -30,7 +30,7 @@ COMMANDS = {
         "softmax_rnn.frontier",
         "compare quality with the memory and work it takes, and test claims about expressiveness",
     ),
-    "reproduce": ("softmax_rnn.paper.reproduce", "the paper's figures and claims: train, judge, draw, report"),
+    "reproduce": ("softmax_rnn.paper", "the paper's figures and claims: train, judge, draw, report"),
     "report": ("softmax_rnn.report", "an offline page from any runs: curves, tables, the paper's verdicts"),
     "pack": ("softmax_rnn.lab.store", "put finished runs into a few files, to keep or commit"),
     "inspect": ("softmax_rnn.microscope", "how many Taylor orders a trained model uses on a text"),

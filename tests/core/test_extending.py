@@ -79,7 +79,7 @@ def test_from_the_command_line(my_sink):
 
 
 def test_an_incomplete_form_is_refused_when_it_is_made():
-    from softmax_rnn.forms.base import Form
+    from softmax_rnn.forms.reference import Form
 
     class Lazy(Form):
         name = "lazy"

@@ -13,8 +13,8 @@ import softmax_rnn as sr
 from softmax_rnn import cli
 from softmax_rnn.lab.train import micro_batch
 from softmax_rnn.models import parameter_count
+from softmax_rnn.paper import GPUS, cost, plan, read_options
 from softmax_rnn.paper.figures import FIGURES, of_scale
-from softmax_rnn.paper.reproduce import GPUS, cost, plan, read_options
 from softmax_rnn.paper.results import command
 from softmax_rnn.paper.scales import BASE, CHANGES, LARGE, LONG, SCALES, Cell, mechanism_of
 from softmax_rnn.paper.summary import LOOK, color, dash, label

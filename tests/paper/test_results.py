@@ -11,7 +11,7 @@ import yaml
 
 from softmax_rnn import cli
 from softmax_rnn.errors import UserError
-from softmax_rnn.paper.reproduce import plan
+from softmax_rnn.paper import plan
 from softmax_rnn.paper.results import Results
 from softmax_rnn.paper.scales import SCALES, Cell
 from softmax_rnn.paper.summary import summarise

@@ -1,7 +1,6 @@
 """The equivalent ways to compute a mechanism. A form says what it refuses, what it costs, and runs; nothing else knows.
 
-    base.py        what a form is
-    reference.py   dense, as the formula reads: the specification
+    reference.py   what a form is; dense, as the formula reads: the specification
     parallel.py    all queries at once, O(T) memory, everything; what the delta rule writes
     chunked.py     linear time through a state of constant size
     recurrent.py   one token after another
@@ -23,11 +22,10 @@ from ..slots.kernels import Near
 from ..slots.mechanism import Mechanism
 from ..slots.presets import mechanism as resolve
 from ..state import KVState, readable_bytes, state_rows
-from .base import Cost, Form, constant_state, fits
 from .chunked import Chunked
 from .parallel import Parallel
 from .recurrent import Recurrent
-from .reference import Reference
+from .reference import Cost, Form, Reference, constant_state, fits
 
 EXPORTED_ROWS = 2**13  # of a state: above, an exported program keeps to the parallel form
 FORMS: dict[str, Form] = {form.name: form for form in (Parallel(), Chunked(), Recurrent(), Reference())}

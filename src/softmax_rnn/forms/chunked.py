@@ -21,9 +21,8 @@ from ..errors import MechanismError
 from ..problem import Problem, Setting, Sums
 from ..slots.kernels import Kernel, Near
 from ..state import KroneckerState, KVState, NearState, State, check_state_size, state_rows
-from .base import Cost, Form, constant_state, moment_bytes, no_constant_state
 from .parallel import attend, relative
-from .reference import near_and_far
+from .reference import Cost, Form, constant_state, moment_bytes, near_and_far, no_constant_state
 
 ALIGNED = 8  # columns
 

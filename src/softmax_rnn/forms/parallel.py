@@ -29,8 +29,7 @@ from ..problem import Problem, Setting, Sums
 from ..slots.kernels import Kernel, Near
 from ..slots.mechanism import Mechanism
 from ..state import KVState, State
-from .base import Cost, Form, count_keys
-from .reference import near_and_far, own_scores, with_own_scores
+from .reference import Cost, Form, count_keys, near_and_far, own_scores, with_own_scores
 
 
 class Parallel(Form):

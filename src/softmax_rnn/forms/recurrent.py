@@ -17,9 +17,9 @@ from torch import Tensor
 from ..backends.powers import symmetric_dim, symmetric_powers
 from ..problem import Problem, Setting, Sums
 from ..state import KVState, State
-from .base import Cost, constant_state, count_keys, no_constant_state
 from .chunked import Chunked, Clocks, MomentsCall
 from .parallel import attend, kept, write_by_steps
+from .reference import Cost, constant_state, count_keys, no_constant_state
 
 TOKENS = 64  # tokens whose features are made at once
 

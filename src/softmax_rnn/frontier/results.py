@@ -20,10 +20,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
 from ..forms import FORMS
-from ..forms.base import constant_state, moment_bytes
-from ..lab.run import DamagedRun, Run, read_run
+from ..forms.reference import constant_state, moment_bytes
+from ..lab.run import Run, find_run
 from ..lab.store import is_packed, read_packed
 from ..paper.claims import Claim, conclude, interval, run_test
 from ..paper.summary import judged
@@ -83,7 +82,8 @@ class Found:
         config = point.config(lr, seed, self.root)
         name = config.folder.name
         if name not in self._read:
-            self._read[name] = self._packed.get(name) or _finished(config.folder)
+            there = self._packed.get(name) or find_run(config.folder)
+            self._read[name] = there if there is not None and there.ended else None
         return self._read[name]
 
     def quality(self, point: Point, lr: float, seed: int, longest: bool = False) -> float | None:
@@ -140,14 +140,6 @@ class Found:
     def forget(self) -> None:
         """Look again for what had not ended."""
         self._read = {name: run for name, run in self._read.items() if run is not None}
-
-
-def _finished(folder: Path) -> Run | None:
-    try:
-        run = read_run(folder)
-    except (FileNotFoundError, NotADirectoryError, DamagedRun, UserError):
-        return None
-    return run if run.ended else None
 
 
 def footprint(point: Point, context: int) -> Footprint:

@@ -155,6 +155,16 @@ def _damaged(folder: Path, why: str) -> DamagedRun:
     )
 
 
+def find_run(folder: str | Path) -> Run | None:
+    """What there is in a folder: None if there is no run, and of a damaged one what is wrong with it (``damage``)."""
+    try:
+        return read_run(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except DamagedRun as error:
+        return Run(Path(folder), damage=str(error))
+
+
 def load_run(folder: str | Path) -> Run:
     """A run that is there: its configuration, metrics and checkpoints.
 

@@ -35,7 +35,7 @@ from . import _also_a_function, slurm
 from .config import RunConfig, build, to_yaml
 from .options import full_name, merge, nested
 from .progress import StopSignals, live_table, table
-from .run import ENDED, DamagedRun, Run, load_run, read_run
+from .run import ENDED, Run, find_run, load_run
 
 MOST_RUNS = 100_000
 POLL_SECONDS = 0.3
@@ -122,12 +122,8 @@ def call(grid: Mapping[str, Sequence[Any]], *, preset: str = "laptop", jobs: int
 
 def status(run: RunConfig) -> str:
     """``done``, ``diverged``, ``unfinished``, ``damaged`` or ``new``."""
-    try:
-        return read_run(run.folder).status
-    except (FileNotFoundError, NotADirectoryError):
-        return "new"
-    except DamagedRun:
-        return "damaged"  # training it again restores what its last checkpoint holds
+    found = find_run(run.folder)  # training a damaged one again restores what its last checkpoint holds
+    return "new" if found is None else found.status
 
 
 def add_options(parser: argparse.ArgumentParser, jobs: int = 1) -> None:

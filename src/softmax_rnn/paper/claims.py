@@ -1,4 +1,5 @@
-"""Claims as code: a sentence, a statistic that was fixed before the runs, and a verdict that is computed.
+"""Claims as code: a sentence, a statistic that was fixed before the runs, and a verdict that is computed. A **figure** has panels, which
+say what is run, and the claims that rest on it (``figures.py`` lists them all).
 
 A **test** is a signed sum over mechanisms, for example norm - softmax, taken seed by seed: two runs with one seed see the same
 batches, and begin with the same weights unless one of them has gates. What is summed is the final test loss, the number of loss
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -116,6 +117,50 @@ def says(sentence: str, *tests: Test) -> Saying:
 def claims(section: str, *, ours: bool = False, **sayings: Saying) -> tuple[Claim, ...]:
     """The claims of a section by their names."""
     return tuple(Claim(name, section, sentence, tests, ours) for name, (sentence, tests) in sayings.items())
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Several mechanisms on one corpus: their curves in one setting, or their final losses in several (learning rates)."""
+
+    title: str
+    corpus: str
+    mechanisms: tuple[str, ...]
+    settings: tuple[Setting, ...] = (BASE,)
+
+    @property
+    def rates(self) -> bool:
+        """True if it shows final losses against the learning rate."""
+        return len(self.settings) > 1
+
+    def cells(self, seeds: Sequence[int]) -> list[Cell]:
+        """Its runs."""
+        return [
+            Cell(name, self.corpus, setting, seed)
+            for seed in seeds
+            for name in self.mechanisms
+            for setting in self.settings
+        ]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the paper: ``panels`` depends on the scale, whose corpora it names."""
+
+    name: str
+    number: str
+    section: str
+    title: str
+    caption: str
+    panels: Callable[[Scale], tuple[Panel, ...]]
+    claims: tuple[Claim, ...] = ()
+    expanded: bool = False  # large panels, and a second look at the end of training (appendix G)
+
+    def cells(self, scale: Scale, seeds: Sequence[int]) -> list[Cell]:
+        """The runs of its panels and claims, each once, seed by seed."""
+        found = [cell for panel in self.panels(scale) for cell in panel.cells(seeds)]
+        found += [cell for claim in self.claims for cell in claim.cells(scale, seeds)]
+        return sorted(dict.fromkeys(found), key=lambda cell: cell.seed)  # stable: in the order of the panels
 
 
 @dataclass(frozen=True)

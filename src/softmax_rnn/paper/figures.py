@@ -20,13 +20,12 @@ catch up, and an L2 norm times √d falls behind, whether scores are clamped or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from ..errors import UserError
 from .claims import (
-    Claim,
+    Figure,
+    Panel,
     Test,
     as_stable,
     claims,
@@ -40,52 +39,7 @@ from .claims import (
     says,
     worse,
 )
-from .scales import BASE, GRID, LARGE, LONG, UNCLIPPED, Cell, Scale, Setting
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Several mechanisms on one corpus: their curves in one setting, or their final losses in several (learning rates)."""
-
-    title: str
-    corpus: str
-    mechanisms: tuple[str, ...]
-    settings: tuple[Setting, ...] = (BASE,)
-
-    @property
-    def rates(self) -> bool:
-        """True if it shows final losses against the learning rate."""
-        return len(self.settings) > 1
-
-    def cells(self, seeds: Sequence[int]) -> list[Cell]:
-        """Its runs."""
-        return [
-            Cell(name, self.corpus, setting, seed)
-            for seed in seeds
-            for name in self.mechanisms
-            for setting in self.settings
-        ]
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure of the paper: ``panels`` depends on the scale, whose corpora it names."""
-
-    name: str
-    number: str
-    section: str
-    title: str
-    caption: str
-    panels: Callable[[Scale], tuple[Panel, ...]]
-    claims: tuple[Claim, ...] = ()
-    expanded: bool = False  # large panels, and a second look at the end of training (appendix G)
-
-    def cells(self, scale: Scale, seeds: Sequence[int]) -> list[Cell]:
-        """The runs of its panels and claims, each once, seed by seed."""
-        found = [cell for panel in self.panels(scale) for cell in panel.cells(seeds)]
-        found += [cell for claim in self.claims for cell in claim.cells(scale, seeds)]
-        return sorted(dict.fromkeys(found), key=lambda cell: cell.seed)  # stable: in the order of the panels
-
+from .scales import GRID, LARGE, LONG, UNCLIPPED, Scale
 
 MAIN = ("softmax", "norm", "gate")
 LINEAR = ("linear_elu", "linear_relu", "linear_cosine")

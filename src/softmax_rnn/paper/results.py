@@ -22,7 +22,7 @@ from ..cli import quieten
 from ..errors import UserError
 from ..files import write_atomically
 from ..lab.config import RunConfig
-from ..lab.run import ENDED, DamagedRun, Run, machine, read_run
+from ..lab.run import ENDED, Run, find_run, machine
 from ..lab.store import is_packed, read_packed
 from ..report.data import Example
 from .scales import SCALES, Cell, Scale, scale
@@ -201,13 +201,10 @@ def _without_hash(folder: Path) -> str:
 
 def _read(cell: Cell, folder: Path, wanted: RunConfig) -> PlannedRun | None:
     """A folder of the right name; None if it is no run, or another one."""
-    try:
-        run = read_run(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except DamagedRun as error:
-        return PlannedRun(cell, folder, "damaged", note=str(error))
-    return _from_run(cell, run) if agrees(run.config, wanted) else None
+    run = find_run(folder)
+    if run is not None and run.damage is not None:
+        return PlannedRun(cell, folder, "damaged", note=run.damage)
+    return _from_run(cell, run) if run is not None and agrees(run.config, wanted) else None
 
 
 def _from_run(cell: Cell, run: Run) -> PlannedRun:

@@ -25,8 +25,8 @@ from ..report.data import (
     Spread,
     finite,
 )
-from .claims import UNITS, Claim, Judgement, Region, conclude, run_test
-from .figures import FAMILIES, Figure, Panel, of_scale
+from .claims import UNITS, Claim, Figure, Judgement, Panel, Region, conclude, run_test
+from .figures import FAMILIES, of_scale
 from .results import PlannedRun, Results, command, read_example, read_plan, write_example
 from .scales import Scale, mechanism_of
 

@@ -294,13 +294,10 @@ def collect(cell: Cell, setting: Setting) -> Result | None:
 
 def _accuracies(config: RunConfig) -> dict[int, float] | None:
     """Accuracy by length of a finished run; 0 for one that diverged; None for one that has not ended."""
-    from ..lab.run import read_run
+    from ..lab.run import find_run
 
-    try:
-        run = read_run(config.folder)
-    except (FileNotFoundError, UserError):
-        return None
-    if not run.ended:
+    run = find_run(config.folder)
+    if run is None or not run.ended:
         return None
     length, bad = config.data.length, run.status == "diverged"
     names = {length: "test_accuracy", **{n: f"test_accuracy_{n}" for n in task(config.data.source).longer(length)}}
