@@ -1,5 +1,6 @@
 """README and docs do what they say: their Python blocks run, their links lead somewhere, the file tree is complete."""
 
+import ast
 import importlib.util
 import inspect
 import re
@@ -131,6 +132,32 @@ def test_the_way_of_a_run_is_the_one_that_is_written_down(tmp_path, monkeypatch)
     assert named(part("run")) <= files
     assert files == (named(part("run")) | named(part("beside the run"))) - ways
     assert f"call functions in {len(files)} files" in ARCHITECTURE
+
+
+def imported(folder):
+    """The other folders of the package that a folder's files import, at the top or inside of functions."""
+    found = set()
+    for path in (SOURCE / folder).rglob("*.py"):
+        inside = path.relative_to(SOURCE).parts[:-1]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                above = inside[: len(inside) - node.level + 1]
+                found |= {(*above, *(node.module or name.name).split("."))[0] for name in node.names}
+    return {name for name in found if (SOURCE / name).is_dir()} - {folder}
+
+
+@pytest.mark.parametrize(
+    ("folder", "may"),
+    {
+        "backends": "",
+        "slots": "backends",
+        "forms": "backends slots",
+        "models": "backends forms slots",
+        "lab": "models slots tasks",
+    }.items(),
+)
+def test_imports_go_one_way(folder, may):
+    assert imported(folder) <= set(may.split())
 
 
 def test_the_house_has_no_more_files_than_it_says():
