@@ -7,9 +7,11 @@ a defect of ours and keeps its traceback.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import math
 import sys
+from collections.abc import Iterable
 
 
 def is_number(value: object) -> bool:
@@ -62,6 +64,16 @@ def first_line(error: BaseException) -> str:
     """What an error says, in one line."""
     text = str(error).strip().splitlines()
     return text[0] if text else type(error).__name__
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str, most: int = 1, cutoff: float = 0.6) -> str:
+    """The end of a sentence about a name that nobody knows: those spelled most like it, or else ``otherwise``.
+
+    >>> did_you_mean("sofmax", ["softmax", "norm"], "known are softmax and norm.")
+    'did you mean softmax?'
+    """
+    near = difflib.get_close_matches(name, list(known), n=most, cutoff=cutoff)
+    return f"did you mean {', '.join(near)}?" if near else otherwise
 
 
 def sentence(error: BaseException) -> str | None:

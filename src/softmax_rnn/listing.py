@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import operator
 import re
@@ -10,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .cli import Parser
-from .errors import UserError, printable
+from .errors import UserError, did_you_mean, printable
 
 
 def main(argv: list[str]) -> int:
@@ -134,8 +133,8 @@ def _value(run: dict[str, Any], key: str) -> Any:
 def _check_key(key: str, runs: list[dict[str, Any]]) -> None:
     if runs and all(_value(run, key) is None for run in runs):
         known = {name for run in runs for name in [*run, *run["options"]]}
-        near = difflib.get_close_matches(key, sorted(known), n=1)
-        raise UserError(f"No run has {key!r}{f': did you mean {near[0]}?' if near else '.'}")
+        hint = did_you_mean(key, sorted(known), "--json shows what runs have.")
+        raise UserError(f"No run has {key!r}: {hint}")
 
 
 def _passes(run: dict[str, Any], test: str, runs: list[dict[str, Any]]) -> bool:

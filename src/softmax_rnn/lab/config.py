@@ -32,7 +32,7 @@ from ..errors import UserError
 from ..files import read_yaml
 from .data import DataConfig
 from .model import ModelConfig, is_gated
-from .options import add_options, check_range, full_name, merge, replaced, typed_options
+from .options import add_options, check_range, full_name, merge, nested_all, replaced, typed_options
 from .tokenizer import TokenizerConfig
 
 Tracker = Literal["none", "trackio", "tensorboard", "wandb"]
@@ -221,9 +221,7 @@ def tiny() -> RunConfig:
 
 
 def paper() -> RunConfig:
-    """Appendix D: 300M parameters, batch 36 of 1,024 tokens, FineWeb, 100,000 steps of a decay that would take
-    1,000,000.
-    """
+    """Appendix D: 300M parameters, batch 36 of 1,024 tokens, FineWeb, 100,000 steps of a decay that would take 1,000,000."""
     return RunConfig(
         data=DataConfig("fineweb", length=1024, batching="documents", test_fraction=0.001, max_tokens=4_000_000_000),
         tokenizer=TokenizerConfig("meta-llama/Llama-2-7b-hf"),
@@ -308,9 +306,7 @@ def from_dict(values: Mapping[str, Any], preset: Any = "laptop") -> RunConfig:
     >>> from_dict({"train": {"steps": 5}}).train.steps
     5
     """
-    merged: dict[str, Any] = {}
-    merge(merged, values)
-    return build(merged, preset)
+    return build(nested_all(values), preset)
 
 
 def configure(base: str | RunConfig = "laptop", **options: Any) -> RunConfig:

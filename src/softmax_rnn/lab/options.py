@@ -8,7 +8,6 @@ becomes a configuration. Nothing here knows what the options mean: ``config.py``
 from __future__ import annotations
 
 import argparse
-import difflib
 import math
 import re
 import types
@@ -18,7 +17,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, Union
 
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
 from ..files import parse_yaml
 
 Plain = dict[str, Any]
@@ -90,7 +89,7 @@ def _replaced(config: Any, values: Any, name: str, root: type) -> Any:
     for key, value in (values or {}).items():
         path = f"{name}.{key}" if name else key
         if key not in kinds:
-            raise UserError(f"Unknown option {path!r}{nearest(path, root)}.")
+            raise UserError(f"Unknown option {path!r}: {nearest(path, root)}")
         old = getattr(config, key)
         changed[key] = _replaced(old, value, path, root) if is_dataclass(old) else convert(value, kinds[key], path)
     return cls(**{f.name: changed.get(f.name, getattr(config, f.name)) for f in fields(config)})
@@ -98,8 +97,7 @@ def _replaced(config: Any, values: Any, name: str, root: type) -> Any:
 
 def nearest(name: str, root: type) -> str:
     """The end of a sentence about an unknown option: the one that is spelled most like it."""
-    near = difflib.get_close_matches(name, [option for option, _, _ in all_options(root)], n=1, cutoff=0.6)
-    return f": did you mean {near[0]}?" if near else "; --help lists all"
+    return did_you_mean(name, [option for option, _, _ in all_options(root)], "--help lists all.")
 
 
 @cache
@@ -204,8 +202,8 @@ def full_name(name: str, root: type) -> str:
         return found[0]
     if found:
         raise UserError(f"{name} may mean {' or '.join(found)}: give the one you mean, as in **{{{found[0]!r}: ...}}.")
-    near = difflib.get_close_matches(name, [option.rpartition(".")[2] for option in known], n=1)
-    raise UserError(f"There is no option {name!r}{f': did you mean {near[0]}?' if near else '.'}")
+    hint = did_you_mean(name, [option.rpartition(".")[2] for option in known], "softmax-rnn train --help lists all.")
+    raise UserError(f"There is no option {name!r}: {hint}")
 
 
 def _documented(cls: type) -> dict[str, str]:
@@ -245,7 +243,7 @@ def typed_options(typed: argparse.Namespace, rest: list[str], root: type) -> Pla
         word = words.pop(0)
         if not word.startswith(tables) or not words:
             name = word.partition("=")[0]
-            raise UserError(f"unrecognized arguments: {name}{nearest(name.lstrip('-'), root)}.")
+            raise UserError(f"unrecognized arguments: {name}: {nearest(name.lstrip('-'), root)}")
         merge(values, nested(word[2:], parse_yaml(words.pop(0), word)))
     return values
 

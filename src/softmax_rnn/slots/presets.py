@@ -7,12 +7,11 @@ heads and scales per key. Loading their checkpoints can ask for the defects; not
 
 from __future__ import annotations
 
-import difflib
 import re
 import warnings
 from collections.abc import Callable
 
-from ..errors import MechanismError, MechanismWarning
+from ..errors import MechanismError, MechanismWarning, did_you_mean
 from .denominators import Length, Sum, Unnormalised
 from .feature_maps import CosReweighted, RandomFeatures
 from .kernels import Exp, Linear, Near, Power, Taylor
@@ -180,8 +179,6 @@ def mechanisms() -> dict[str, Mechanism]:
 
 def _unknown(name: str) -> str:
     examples = [f"{f}{n}{suffix}" for f in FAMILIES for n in (2, 4, 10) for suffix in ("", "_norm")]
-    near = difflib.get_close_matches(name, [*mechanisms(), *examples, *AUTHORS], n=3, cutoff=0.5)
-    hint = (
-        f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(PRESETS)} and taylor{{N}}, elu{{N}}, ..."
-    )
+    known = f"known are {', '.join(PRESETS)} and taylor{{N}}, elu{{N}}, ..."
+    hint = did_you_mean(name, [*mechanisms(), *examples, *AUTHORS], known, most=3, cutoff=0.5)
     return f"Unknown mechanism {name!r}: {hint}"

@@ -9,10 +9,9 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import fields
 
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
 from .associative import MQAR, ForgettingMQAR, FuzzyRecall, NoisyRecall
 from .base import NOTHING, Task
 from .sequences import Digits, NGrams, Parity, SelectiveCopy, SymmetricGroup
@@ -34,8 +33,7 @@ def task(text: str) -> Task:
     """
     name, *sizes = text.removeprefix(PREFIX).split(",")
     if name not in TASKS:
-        near = difflib.get_close_matches(name, TASKS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(TASKS)}."
+        hint = did_you_mean(name, TASKS, f"known are {', '.join(TASKS)}.")
         raise UserError(f"Unknown task {name!r}: {hint}")
     known = {f.name: float if f.type in ("float", float) else int for f in fields(TASKS[name])}
     given: dict[str, float] = {}
