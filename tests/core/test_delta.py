@@ -309,3 +309,20 @@ def test_memory_grows_with_the_tokens_not_with_their_square():
                 sr.attention(mechanism=name, **args)
             kept.append(total)
         assert kept[1] <= 4.1 * kept[0]
+
+
+def test_a_long_key_that_writes_nothing_harms_nobody():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 150, 4, dtype=torch.float64).unbind()
+    beta = torch.rand(1, 2, 150, dtype=torch.float64)
+    k[:, :, 3::7] *= 60.0  # their readings are beyond float32, and within float64
+    beta[:, :, 3::7] = 0.0  # also within the first block of keys and beyond it
+
+    def run(dtype):
+        args = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        out = sr.attention(*args, "delta_softmax", beta=beta.to(dtype), form="parallel")
+        return [out, *torch.autograd.grad(out.square().sum(), args)]
+
+    for found, want in zip(run(torch.float32), run(torch.float64), strict=True):
+        assert found.isfinite().all()
+        torch.testing.assert_close(found.double(), want, rtol=1e-3, atol=1e-3)

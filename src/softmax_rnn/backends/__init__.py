@@ -7,7 +7,7 @@
 An implementation belongs to a backend, ``torch``, ``flex`` or ``triton``: ``attention(..., backend=...)`` asks for one of them by name.
 
     operators.py  how an operator is made: forward, backward, and a plain version for everything else
-    dense.py      the first two primitives as the formula reads: the specification
+    dense.py      the first two primitives and the delta rule as the formula reads: the specification
     tiles.py      the same in O(T) memory, with every factor
     flash.py      softmax_lse by torch's flash kernel on the CPU
     flash_decay.py   the same with token decay

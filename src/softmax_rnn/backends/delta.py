@@ -17,6 +17,7 @@ and for the clocks, which only ever multiply W: dc_s = m_s . (p_s - v_s) as a re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .dense import _log_decay, _scores, _seen, weight
+from .dense import delta_dense, unit_solve, weight
 from .operators import operator
 from .powers import Features, symmetric_dim, symmetric_powers
 from .scan import _Block, _blocks, _Clocks
@@ -34,14 +35,6 @@ from .tiles import _Call, _cap_, _Tile
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 
-def _solve(b: Tensor, w: Tensor, right: Tensor, transposed: bool = False) -> Tensor:
-    """(I + diag(b) W)^-1 right, or with its transpose; W (M, C, C) strictly lower, b (M, C)."""
-    system = w * b[..., None]
-    if transposed:
-        return torch.linalg.solve_triangular(system.mT, right, upper=True, unitriangular=True)
-    return torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
-
-
 @dataclass(frozen=True)
 class _Kernel:
     """w: a polynomial or exp of min(x, limit); with a bias the exponential of cap(x) - bias."""
@@ -49,6 +42,15 @@ class _Kernel:
     coefficients: Sequence[float]
     limit: float | None
     softcap: float | None
+
+    def wild(self, k: Tensor, scale: float) -> bool:
+        """May W leave the range of numbers? By the longest key: k_s . k_r - k_r . k_r is at most k_s . k_s / 4."""
+        most = scale * torch.linalg.vector_norm(k, dim=-1).max().square()
+        if k.is_meta or self.softcap is not None or (self.limit is not None and not self.coefficients):
+            return False
+        if not self.coefficients:
+            return bool(most / 4 > math.log(torch.finfo(k.dtype).max) - 1)
+        return not bool(weight(most, [abs(c) for c in self.coefficients], None).isfinite())
 
     def strengths(self, t: _Tile) -> Tensor:
         """W for a block of keys and all keys before its end, (n, R, J); right where r < s."""
@@ -81,6 +83,11 @@ def _call(
     return _Call(q, k, cq, c, aq, a, lo, hi, None, True, bias)
 
 
+def _tame_(w: Tensor, readers: Tensor, read: Tensor) -> None:
+    """Infinite strengths (n, R, J) of readers that write nothing, and at keys where nothing was written, do not matter: 0."""
+    w.masked_fill_(w.isinf() & ~(readers[:, :, None] & read[:, None]), 0.0)
+
+
 def _tiles(
     k: Tensor, v: Tensor, b: Tensor, c: Tensor | None, a: Tensor | None, bias: Tensor | None, lo: Tensor | None,
     coefficients: Sequence[float], limit: float | None, softcap: float | None, scale: float,
@@ -88,15 +95,20 @@ def _tiles(
     new = b.shape[1]
     kernel, first = _Kernel(coefficients, limit, softcap), k.shape[1] - new
     u, p = v.clone(), v[:, first:].clone()
-    call = _call(k, c, a, bias, lo, new, scale)
+    call, wild = _call(k, c, a, bias, lo, new, scale), kernel.wild(k, scale)
+    writes = torch.cat([v[:, :first].any(-1), b != 0], 1)
 
     def work(some: slice) -> None:
         for t in call.tiles(some):
             w, own = kernel.strengths(t), slice(t.i.start + first, t.i.stop + first)
+            if wild:
+                _tame_(w, writes[t.n, own], writes[t.n, t.j])
             inside = w[..., t.past :].tril_(-1)
             if t.past:
                 p[t.n, t.i].baddbmm_(w[..., : t.past], u[t.n, t.j][:, : t.past], alpha=-1)
-            u[t.n, own] = _solve(b[t.n, t.i], inside, b[t.n, t.i, None] * p[t.n, t.i])
+            u[t.n, own] = unit_solve(b[t.n, t.i], inside, b[t.n, t.i, None] * p[t.n, t.i])
+            if wild:
+                u[t.n, own].masked_fill_(~writes[t.n, own, None], 0.0)
             p[t.n, t.i].baddbmm_(inside, u[t.n, own], alpha=-1)
 
     call.share(v.shape[-1], work)
@@ -113,16 +125,22 @@ def _tiles_backward(
     first = k.shape[1] - new
     outside = F.pad(grad, (0, 0, first, 0))  # nobody but the new keys reads the old ones here
     written, total = torch.cat([v[:, :first], u], 1), outside.clone()
-    call = _call(k, c, a, bias, lo, new, scale)
+    call, wild = _call(k, c, a, bias, lo, new, scale), kernel.wild(k, scale)
+    writes = torch.cat([v[:, :first].any(-1), b != 0], 1)
     dq, dk, m = torch.zeros_like(call.q), torch.zeros_like(k), torch.empty_like(u)
 
     def work(some: slice) -> None:
         for t in call.tiles(some, backwards=True):
             own = slice(t.i.start + first, t.i.stop + first)
             w, slope = kernel.strengths_and_slopes(t)
+            if wild:
+                for x in (w, slope):
+                    _tame_(x, writes[t.n, own], writes[t.n, t.j])
             inside = w[..., t.past :].tril_(-1)
-            total[t.n, own] = _solve(b[t.n, t.i], inside, total[t.n, own], transposed=True)
+            total[t.n, own] = unit_solve(b[t.n, t.i], inside, total[t.n, own], transposed=True)
             m[t.n, t.i] = b[t.n, t.i, None] * total[t.n, own]
+            if wild:
+                m[t.n, t.i].masked_fill_(~writes[t.n, own, None], 0.0)
             if t.past:
                 total[t.n, t.j][:, : t.past].baddbmm_(w[..., : t.past].mT, m[t.n, t.i], alpha=-1)
             dx = torch.bmm(m[t.n, t.i], written[t.n, t.j].mT).mul_(slope).neg_()
@@ -150,28 +168,6 @@ def _gathered(
         da[:, first:] += dq * (k[:, first:] * scale)
     dk[:, first:] += dq * scale
     return dk, dv, db, dc, da, dbias
-
-
-def delta_dense(
-    k: Tensor, v: Tensor, b: Tensor, c: Tensor | None, a: Tensor | None, bias: Tensor | None, lo: Tensor | None,
-    coefficients: Sequence[float], limit: float | None, softcap: float | None, scale: float,
-) -> tuple[Tensor, Tensor]:
-    """u and p as the formula reads, with all of W in memory; differentiated by autograd."""
-    first = k.shape[1] - b.shape[1]
-    q = k[:, None, first:] * scale
-    cq, aq = (None if x is None else x[:, first:] for x in (c, a))
-    hi = None if lo is None else torch.arange(first, k.shape[1], device=k.device)[None].expand_as(lo)
-    seen = _seen(q, k, lo, hi, True) & torch.ones(q.shape[2], k.shape[1], device=k.device).bool().tril(first - 1)
-    x, fade = _scores(q, k, aq, a, seen), _log_decay(cq, c, seen, q)
-    if bias is None:
-        w = weight(x, coefficients, limit).masked_fill(~seen, 0.0) * fade.exp()
-    else:
-        x = x if softcap is None else softcap * torch.tanh(x / softcap)
-        w = (x - bias[:, None, None] + fade).masked_fill(~seen, -torch.inf).exp()
-    past, inside = w[:, 0, :, :first], w[:, 0, :, first:]
-    p = v[:, first:] - past @ v[:, :first]
-    u = _solve(b, inside, b[..., None] * p)
-    return u, (p - inside @ u).detach()  # p is for the backward pass alone
 
 
 _tiles_operator = operator(
@@ -226,7 +222,7 @@ def _scan(
     for block in _blocks(q, chunk, _Clocks(k.dtype, c, c, a, a), phi):
         at, rows, keys = block.tokens, block.rows(q), block.keys(k)
         within, beta = _strengths(block, rows, keys, coefficients)[0], block.keys(b[..., None])
-        solve = _by_chunk(_solve(beta[..., 0], within, torch.diag_embed(beta[..., 0])), N)  # (I + diag(b) W)^-1 diag(b)
+        solve = _by_chunk(unit_solve(beta[..., 0], within, torch.diag_embed(beta[..., 0])), N)  # (I + diag(b) W)^-1 diag(b)
         read = _by_chunk(_reads(block, phi, rows, coefficients), N)
         write = _by_chunk(block.writing(phi.of(block.write_keys(keys)).mT), N)
         values = v[:, at].unflatten(1, (-1, chunk))

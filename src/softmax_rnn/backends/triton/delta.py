@@ -210,7 +210,7 @@ def plain(
     k: Tensor, v: Tensor, b: Tensor, state: Tensor, c: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same in ordinary torch code, dense."""
-    from ..delta import delta_dense
+    from ..dense import delta_dense
 
     chunk = tile("inverse", k.dtype, k.shape[-1]).queries
     k, v, b = k.float(), v.float(), b.float()
