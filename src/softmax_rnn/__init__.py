@@ -8,8 +8,7 @@ Every public name is imported when it is first touched: ``attention`` and the al
 transformers, and ``softmax-rnn --help`` neither.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import _imports
 
@@ -40,9 +39,7 @@ _HOME = {
     "slots.presets": ["mechanism", "mechanisms", "register"],
     "state": ["KVState", "KroneckerState", "NearState", "State"],
 }
-_MODULE = {name: module for module, names in _HOME.items() for name in names}
-
-__all__ = sorted(_MODULE)
+__all__, __getattr__, __dir__ = _imports.lazy_names(__name__, _HOME)
 
 if TYPE_CHECKING:
     from .api import attention as attention
@@ -87,18 +84,6 @@ if TYPE_CHECKING:
     from .state import KVState as KVState
     from .state import NearState as NearState
     from .state import State as State
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE:
-        raise AttributeError(f"module 'softmax_rnn' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_MODULE[name]}", __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULE])
 
 
 _imports.install()

@@ -1,4 +1,5 @@
-"""What ``import softmax_rnn`` does to imports (``install``).
+"""How names of this package are imported: public ones when they are first touched (``lazy_names``); and what ``import softmax_rnn``
+does to other imports (``install``).
 
 transformers' ``Auto`` classes know our models, whichever of the two is imported first. Neither import brings the other: a promise
 is put into transformers' table of configurations, at once if the table is there, or else at the moment it is imported. The promise
@@ -12,7 +13,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -114,6 +115,26 @@ class _Moved(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
+
+
+def lazy_names(
+    package: str, home: dict[str, list[str]]
+) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """``__all__``, ``__getattr__`` and ``__dir__`` of a package: ``home`` has the names of each module, under "" modules themselves."""
+    modules = {name: module or name for module, names in home.items() for name in names}
+
+    def get(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = importlib.import_module(f"{package}.{modules[name]}")
+        value = module if modules[name] == name else getattr(module, name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def directory() -> list[str]:
+        return sorted([*vars(sys.modules[package]), *modules])
+
+    return sorted(modules), get, directory
 
 
 def install() -> None:

@@ -1,8 +1,8 @@
-"""One call of ``attention``: everything a user can get wrong is checked here, and its inputs are made ready for the forms.
+"""One call of ``attention``, checked already (``checks.py``): its inputs are made ready for the forms.
 
-check     each wrong thing is one sentence, before anything is computed
-prepare   mask, centre, gate, feature map, documents, clock of the decay
-sums      what a form gives back: numerator and denominator
+Setting   what decides which forms can compute a call, and what they cost
+prepare   mask, centre, gate, feature map, documents, clock of the decay: a ``Problem``
+Sums      what a form gives back: numerator and denominator
 """
 
 from __future__ import annotations
@@ -176,14 +176,14 @@ def prepare(
     v: Tensor,
     tensors: dict[str, Tensor],
     *,
-    scale: float | None,
-    reference: bool,
-    keep: Tensor | None,
-    segments: Tensor | None,
-    center: Tensor | None,
-    state: State | None,
-    backend: str,
-    chunk_size: int | None,
+    scale: float | None = None,
+    reference: bool = False,
+    keep: Tensor | None = None,
+    segments: Tensor | None = None,
+    center: Tensor | None = None,
+    state: State | None = None,
+    backend: str = "auto",
+    chunk_size: int | None = None,
 ) -> Problem:
     """Everything that comes before the sums."""
     m = setting.mechanism
@@ -243,22 +243,7 @@ def prepare(
 def as_state(m: Mechanism, k: Tensor, v: Tensor, keep: Tensor | None = None, center: Tensor | None = None) -> KVState:
     """Keys and values (B, Hkv, T, ...) that somebody else has kept, as ``attention`` would remember them."""
     dims = Dims(len(k), k.shape[1], k.shape[1], 0, k.shape[2], k.shape[3], v.shape[3])
-    p = prepare(
-        Setting(m, dims),
-        k[:, :, :0],
-        k,
-        v,
-        {},
-        scale=None,
-        reference=False,
-        keep=keep,
-        segments=None,
-        center=center,
-        state=None,
-        backend="auto",
-        chunk_size=None,
-    )
-    return p.with_past(None)[0]
+    return prepare(Setting(m, dims), k[:, :, :0], k, v, {}, keep=keep, center=center).with_past(None)[0]
 
 
 def _blank(x: Tensor, m: Mechanism, name: str, keep: Tensor) -> Tensor:

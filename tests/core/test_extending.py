@@ -61,19 +61,8 @@ def test_from_the_command_line(my_sink):
     )
     by_name = ["--plugins", "my_sink", "--model.mechanism", "sunk"]
     for folder, options in (("one", ["--config", "run.yaml"]), ("two", by_name)):
-        command = [
-            sys.executable,
-            "-m",
-            "softmax_rnn",
-            "train",
-            "--preset",
-            "tiny",
-            "--train.steps",
-            "2",
-            "--run.folder",
-            folder,
-            *options,
-        ]
+        words = f"-m softmax_rnn train --preset tiny --train.steps 2 --run.folder {folder}".split()
+        command = [sys.executable, *words, *options]
         done = subprocess.run(command, cwd=my_sink, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 

@@ -22,12 +22,13 @@ In the order in which a run passes through them:
     store.py        many runs as tables, in folders or packed into few files
 """
 
-import importlib
 import inspect
 import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from .._imports import lazy_names
 
 _HOME = {
     "config": ["RunConfig", "RunSettings", "TrainConfig", "configure", "recipe"],
@@ -36,9 +37,9 @@ _HOME = {
     "run": ["Run", "load_run"],
     "store": ["find_runs", "runs_table", "tidy"],
     "tokenizer": ["TokenizerConfig"],
+    "": ["sweep", "train"],  # modules that can be called
 }
-_MODULE = {name: module for module, names in _HOME.items() for name in names}
-__all__ = sorted([*_MODULE, "sweep", "train"])
+__all__, __getattr__, __dir__ = lazy_names(__name__, _HOME)
 
 if TYPE_CHECKING:
     from .config import RunConfig as RunConfig
@@ -75,15 +76,3 @@ def _also_a_function(module: str) -> None:
     """Called at the end of ``train.py`` and ``sweep.py``."""
     if module != "__main__":
         sys.modules[module].__class__ = _Command
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("train", "sweep"):
-        return importlib.import_module(f".{name}", __name__)
-    if name not in _MODULE:
-        raise AttributeError(f"module 'softmax_rnn.lab' has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_MODULE[name]}", __name__), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
