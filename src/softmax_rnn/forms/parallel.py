@@ -24,6 +24,7 @@ from torch import Tensor
 from ..backends import SoftmaxCall, WeightedCall, softmax_lse, weighted_sum
 from ..backends.delta import delta_tiles
 from ..backends.dense import weight
+from ..backends.tiles import SMALL
 from ..context import Context
 from ..problem import Problem, Setting, Sums
 from ..slots.kernels import Kernel, Near
@@ -38,9 +39,10 @@ class Parallel(Form):
     name = "parallel"
 
     def cost(self, s: Setting) -> Cost:
-        """All visible pairs, tile by tile; causal attention does half of them, a window its own."""
+        """All visible pairs, tile by tile; causal attention does half of them and half of a tile more, a window its own."""
         d, kernel = s.dims, s.mechanism.kernel
-        seen = d.keys // (2 if s.causal and d.queries > 1 else 1)
+        beyond = min(SMALL[0], d.queries) if kernel.finite else 0
+        seen = min(d.keys, (d.keys + beyond) // 2) if s.causal and d.queries > 1 else d.keys
         seen = seen if s.window is None else min(seen, s.window)
         pairs = d.batch * d.heads * d.queries * seen
         if s.mechanism.update == "delta":  # keys read, too
