@@ -78,3 +78,16 @@ def test_an_incomplete_form_is_refused_when_it_is_made():
 
     with pytest.raises(TypeError, match="run"):
         Lazy()
+
+
+def test_an_incomplete_slot_is_refused_when_it_is_made(tmp_path, monkeypatch):
+    code = "import softmax_rnn as sr\n\nclass Half(sr.Denominator):\n    def text(self):\n        return 'half'\n"
+    (tmp_path / "half_made.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    from half_made import Half
+
+    with pytest.raises(TypeError, match="divide"):
+        Half()
+    with pytest.raises(sr.MechanismError, match="a denominator needs the method divide"):
+        sr.Mechanism.from_dict({"kernel": {"type": "Exp"}, "denominator": {"type": "half_made.Half"}})
+    sys.modules.pop("half_made")

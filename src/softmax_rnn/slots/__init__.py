@@ -19,6 +19,7 @@ keys and values).
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
@@ -71,17 +72,17 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Slot:
-    """A value in one slot of the formula: compared by content, written to and read from plain dicts."""
+class Slot(ABC):
+    """A value in one slot of the formula: compared by content, written to and read from plain dicts; incomplete classes are refused."""
 
     @property
     def inputs(self) -> tuple[Input, ...]:
         """The tensors it wants; a subclass lists its own."""
         return ()
 
+    @abstractmethod
     def text(self) -> str:
         """Its part of the formula."""
-        raise NotImplementedError(f"{type(self).__name__} needs a text() that says its formula.")
 
 
 def to_dict(slot: Slot) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def to_dict(slot: Slot) -> dict[str, Any]:
     return {"type": kind.__name__ if ours else f"{kind.__module__}.{kind.__qualname__}", **plain}
 
 
-def from_dict(base: type[Slot], data: Any, what: str) -> Any:
+def from_dict(base: type, data: Any, what: str) -> Any:
     """The inverse of ``to_dict``; ``base`` is the class that the slot holds, ``what`` its name in messages."""
     if not isinstance(data, dict) or not isinstance(data.get("type"), str):
         raise MechanismError(f"The {what} must be a dict with a 'type', got {data!r}.")
@@ -106,7 +107,7 @@ def _nested(value: Any, what: str) -> Any:
     return from_dict(Slot, value, what) if isinstance(value, dict) and "type" in value else value
 
 
-def _find(base: type[Slot], name: str, what: str) -> type[Slot]:
+def _find(base: type, name: str, what: str) -> type:
     known = {kind.__name__: kind for kind in _subclasses(base) if kind.__module__.startswith(f"{__package__}.")}
     if name in known:
         return known[name]
@@ -126,7 +127,7 @@ def _find(base: type[Slot], name: str, what: str) -> type[Slot]:
     return kind
 
 
-def _subclasses(base: type[Slot]) -> list[type[Slot]]:
+def _subclasses(base: type[Any]) -> list[type[Any]]:
     return [kind for child in base.__subclasses__() for kind in (child, *_subclasses(child))]
 
 
@@ -139,6 +140,9 @@ def build(kind: type, values: dict[str, Any], what: str) -> Any:
     missing = [f.name for f in fields(kind) if f.default is MISSING and f.name not in values]
     if missing:
         raise MechanismError(f"The {what} {values!r} is incomplete: it lacks {missing[0]!r}.")
+    lacking = sorted(getattr(kind, "__abstractmethods__", ()))
+    if lacking:
+        raise MechanismError(f"The class {kind.__name__} is incomplete: a {what} needs the method {lacking[0]}.")
     return kind(**values)
 
 

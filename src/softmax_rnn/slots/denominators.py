@@ -21,6 +21,7 @@ range each vector is first divided by its largest entry, forward and backward; o
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -68,9 +69,9 @@ class Denominator(Slot):
         False  # is A / Z the same, value and gradient, when all weights of a query are multiplied by one number?
     )
 
+    @abstractmethod
     def divide(self, numerator: Tensor, total: Tensor | None, count: Tensor, **inputs: Tensor) -> Tensor:
         """A / Z for a numerator in plain units; ``total`` is given if ``needs_sum``, ``inputs`` are those declared."""
-        raise NotImplementedError(f"{type(self).__name__} needs a divide(numerator, total, count).")
 
     def factor(self, lse: Tensor, count: Tensor, **inputs: Tensor) -> Tensor | None:
         """The factor on the softmax output, exp(lse) / Z; None stands for 1."""
@@ -257,9 +258,9 @@ def l2(x: Tensor) -> Tensor:
 class Norm(Slot):
     """A vector norm: ``apply(x, **its own inputs)`` over the last axis of (B, H, T, E)."""
 
+    @abstractmethod
     def apply(self, x: Tensor, **inputs: Tensor) -> Tensor:
         """The normed vectors."""
-        raise NotImplementedError(f"{type(self).__name__} needs an apply(x).")
 
     def text(self) -> str:
         """The name in formulas."""

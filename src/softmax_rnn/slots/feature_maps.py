@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -60,9 +61,9 @@ class FeatureMap(Slot):
     positional = False  # does it use the position of a token in its sequence?
     longest: ClassVar[int | None] = None  # the longest sequence it is for
 
+    @abstractmethod
     def apply(self, x: Tensor, positions: Tensor) -> Tensor:
         """phi(x) for x (B, H, T, d); ``positions`` (T,) count tokens from the beginning of the stream."""
-        raise NotImplementedError(f"{type(self).__name__} needs an apply(x, positions).")
 
     def width(self, d: int) -> int:
         """How many features d channels become."""

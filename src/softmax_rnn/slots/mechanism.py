@@ -22,7 +22,7 @@ GATES = ("before_norm", "after_norm")
 DECAYS = {"head": "Hkv", "token": "B Hkv Tk", "channel": "B Hkv Tk D"}
 DECAYS_FROM = ("log_sigmoid", "softplus")
 UPDATES = ("add", "delta")
-_SLOTS: dict[str, type[Slot]] = {"kernel": Kernel, "denominator": Denominator, "norm": Norm}
+_SLOTS: dict[str, type] = {"kernel": Kernel, "denominator": Denominator, "norm": Norm}
 
 
 @dataclass(frozen=True)
