@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,22 @@ def test_an_incomplete_slot_is_refused_when_it_is_made(tmp_path, monkeypatch):
     with pytest.raises(sr.MechanismError, match="a denominator needs the method divide"):
         sr.Mechanism.from_dict({"kernel": {"type": "Exp"}, "denominator": {"type": "half_made.Half"}})
     sys.modules.pop("half_made")
+
+
+def test_a_feature_map_and_a_norm_need_no_more_than_apply():
+    @dataclass(frozen=True)
+    class Squared(sr.FeatureMap):
+        def apply(self, x, positions):
+            return x.square()
+
+    @dataclass(frozen=True)
+    class Largest(sr.Norm):
+        def apply(self, x, **inputs):
+            return x / x.abs().amax(-1, keepdim=True)
+
+    m = sr.Mechanism(sr.Linear(Squared()), sr.Unnormalised(), norm=Largest())
+    assert str(m) == "largest( Σ squared(q)·squared(k) v )"
+    q, k, v = torch.randn(3, 1, 2, 9, 4).unbind()
+    want = sr.attention(q, k, v, m, form="reference")
+    assert want.abs().amax(-1).allclose(torch.ones(1, 2, 9))
+    torch.testing.assert_close(sr.attention(q, k, v, m, form="chunked"), want)

@@ -69,6 +69,10 @@ class FeatureMap(Slot):
         """How many features d channels become."""
         return d
 
+    def text(self) -> str:
+        """The name in formulas."""
+        return type(self).__name__.lower()
+
 
 @dataclass(frozen=True)
 class _Named(FeatureMap):
