@@ -238,3 +238,8 @@ def test_one_damaged_run_does_not_hide_the_others(tmp_path: Path, capsys: pytest
     assert out.count(" damaged ") >= len(harms)
     for name, (_, _, says) in harms.items():
         assert f"{tmp_path / name} is damaged ({says})" in out
+
+
+@pytest.mark.parametrize("name", ["é", "-a", "a..b", "x" * 97])
+def test_what_no_hub_could_have_does_not_exist(refused: Refused, name: str) -> None:
+    assert "does not exist" in refused("generate", "--prompt", "x", "--", name)

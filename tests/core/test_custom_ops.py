@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from softmax_rnn.backends import delta, flash, flash_decay, linear, linear_delta, powers, scan, tiles
-from softmax_rnn.slots import denominators, feature_maps, norms
+from softmax_rnn.slots import denominators, feature_maps
 
 B, H, T, D = 2, 2, 9, 4
 
@@ -111,8 +111,8 @@ CASES = {
     ),
     "write": (powers.write_operator, lambda: (x(B, T, D), x(B, T, 3), SERIES)),
     "read": (powers.read_operator, lambda: (x(B, T, D), x(B, 15, 3), SERIES)),
-    "l2": (norms._l2_operator, lambda: (x(B, H, T, D),)),
-    "l2, heads last": (norms._l2_operator, lambda: (heads_last(B, H, T, D),)),
+    "l2": (denominators._l2_operator, lambda: (x(B, H, T, D),)),
+    "l2, heads last": (denominators._l2_operator, lambda: (heads_last(B, H, T, D),)),
     "elu + 1": (feature_maps.elu_plus_one, lambda: (x(B, H, T, D),)),
     "elu + 1, heads last": (feature_maps.elu_plus_one, lambda: (heads_last(B, H, T, D),)),
     "divide": (denominators.divide, lambda: (x(B, H, T, D), (x(B, H, T, 1).detach() + 5).requires_grad_())),

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import huggingface_hub
 import torch
+from huggingface_hub.errors import HFValidationError
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -168,7 +169,11 @@ def locate(path: str | Path) -> tuple[str | Path, dict[str, str]]:
     )  # a slip, no name on the hub
     if meant_here or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(path)):
         raise UserError(f"{path} does not exist{near}")
-    if huggingface_hub.try_to_load_from_cache(str(path), "config.json") is None:
+    try:
+        cached = huggingface_hub.try_to_load_from_cache(str(path), "config.json")
+    except HFValidationError:  # no name that the hub could have
+        raise UserError(f"{path} does not exist{near}") from None
+    if cached is None:
         try:  # once: transformers asks for many files, and each of them six times
             check_hub(str(path), "model", "give a folder, a run or a GGUF file")
         except UserError:
