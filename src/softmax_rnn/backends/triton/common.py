@@ -307,3 +307,38 @@ def ranges(
     pairs = (from_key, to_key), (from_query, to_query)
     by_query, by_key = (torch.stack([x.expand(N, -1).int() for x in pair], -1).contiguous() for pair in pairs)
     return by_query, by_key
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A kernel over pairs of queries and keys: its tile, its arguments, and what each block of queries and of keys visits."""
+
+    tile: Tile
+    arguments: dict[str, Any]
+    by_query: Tensor | None
+    by_key: Tensor | None
+
+    @classmethod
+    def of(
+        cls, t: Tile, q: Tensor, k: Tensor, v: Tensor, cq: Tensor | None, ck: Tensor | None, lo: Tensor | None,
+        hi: Tensor | None, keep: Tensor | None, causal: bool, scale: float, **own: Any,
+    ) -> Plan:
+        """What every such kernel is given; ``own`` is for this one."""
+        D, E, Tq, Tk = q.shape[-1], v.shape[-1], q.shape[2], k.shape[1]
+        shared = {
+            "Q": q, "K": k, "V": v, "CQ": cq, "CK": ck, "LO": lo, "HI": hi, "KEEP": keep, "G": q.shape[1], "Tq": Tq, "Tk": Tk,
+            "offset": Tk - Tq if causal else 0, "scale": scale, "D": D, "E": E, "BM": t.queries, "BN": t.keys, "BD": padded(D),
+            "BE": padded(E), "CAUSAL": causal, "CUT": lo is not None, "DECAY": cq is not None, "PRECISION": precision(q.dtype),
+        }
+        return cls(t, shared | own, *ranges(cq, ck, lo, hi, Tq, Tk, causal, t))
+
+    def over_queries(self, kernel: Any, **more: Any) -> None:
+        """A program for each block of queries of each head."""
+        q = self.arguments["Q"]
+        grid = (triton.cdiv(q.shape[2], self.tile.queries), q.shape[0] * q.shape[1])
+        launch(kernel, grid, self.tile, **self.arguments, **more, RANGES=self.by_query)
+
+    def over_keys(self, kernel: Any, **more: Any) -> None:
+        """A program for each block of keys."""
+        k = self.arguments["K"]
+        launch(kernel, (triton.cdiv(k.shape[1], self.tile.keys), len(k)), self.tile, **self.arguments, **more, RANGES=self.by_key)

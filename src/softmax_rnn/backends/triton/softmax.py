@@ -22,18 +22,16 @@ from torch import Tensor
 from ..dense import softmax_dense
 from ..operators import operator
 from .common import (
+    Plan,
     Tile,
     dot,
     keys_of,
-    launch,
     load_bounds,
     load_clock,
     load_rows,
     log_decay,
     padded,
-    precision,
     queries_of,
-    ranges,
     seen,
     sized,
     store_rows,
@@ -246,20 +244,13 @@ def tile(kernel: str, dtype: torch.dtype, width: int) -> Tile:
     return sized(TILES[kernel, dtype != torch.float32], width)
 
 
-def _settings(
+def _plan(
     kernel: str, q: Tensor, k: Tensor, v: Tensor, cq: Tensor | None, ck: Tensor | None, bias: Tensor | None,
     lo: Tensor | None, hi: Tensor | None, keep: Tensor | None, causal: bool, scale: float, softcap: float | None,
-) -> tuple[Tile, dict[str, Any], Tensor | None, Tensor | None]:
-    """The tile of a kernel, its arguments, and what each block of queries and of keys visits."""
-    D, E, Tq, Tk = q.shape[-1], v.shape[-1], q.shape[2], k.shape[1]
-    t = tile(kernel, q.dtype, max(padded(D), padded(E)))
-    by_query, by_key = ranges(cq, ck, lo, hi, Tq, Tk, causal, t)
-    return t, {
-        "Q": q, "K": k, "V": v, "CQ": cq, "CK": ck, "BIAS": bias, "LO": lo, "HI": hi, "KEEP": keep, "G": q.shape[1], "Tq": Tq,
-        "Tk": Tk, "offset": Tk - Tq if causal else 0, "scale": scale, "softcap": softcap or 0.0, "D": D, "E": E, "BM": t.queries,
-        "BN": t.keys, "BD": padded(D), "BE": padded(E), "CAUSAL": causal, "CUT": lo is not None, "DECAY": cq is not None,
-        "CAP": softcap is not None, "PRECISION": precision(q.dtype),
-    }, by_query, by_key
+) -> Plan:
+    own = {"BIAS": bias, "softcap": softcap or 0.0, "CAP": softcap is not None}
+    t = tile(kernel, q.dtype, max(padded(q.shape[-1]), padded(v.shape[-1])))
+    return Plan.of(t, q, k, v, cq, ck, lo, hi, keep, causal, scale, **own)
 
 
 def forward(
@@ -267,10 +258,9 @@ def forward(
     hi: Tensor | None, keep: Tensor | None, causal: bool, scale: float, softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
     """q (N, G, Tq, D), k (N, Tk, D), v (N, Tk, E), all contiguous -> O in the dtype of q, lse (N, G, Tq, 1) in float32."""
-    t, arguments, by_query, _ = _settings("forward", q, k, v, cq, ck, bias, lo, hi, keep, causal, scale, softcap)
+    plan = _plan("forward", q, k, v, cq, ck, bias, lo, hi, keep, causal, scale, softcap)
     out, lse = fake(q, k, v)
-    grid = (triton.cdiv(q.shape[2], t.queries), q.shape[0] * q.shape[1])
-    launch(softmax_forward, grid, t, **arguments, OUT=out, LSE=lse, RANGES=by_query)
+    plan.over_queries(softmax_forward, OUT=out, LSE=lse)
     return out, lse
 
 
@@ -287,12 +277,10 @@ def backward(
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     by_row = None if cq is None else torch.empty_like(lse)
     by_column = None if cq is None and bias is None else lse.new_empty(k.shape[:2])
-    t, arguments, by_query, _ = _settings("dq", q, k, v, cq, ck, bias, lo, hi, keep, causal, scale, softcap)
-    grid = (triton.cdiv(q.shape[2], t.queries), q.shape[0] * q.shape[1])
-    launch(softmax_dq, grid, t, **arguments, **more, DQ=dq, SUMS=by_row, RANGES=by_query)
-    t, arguments, _, by_key = _settings("dkv", q, k, v, cq, ck, bias, lo, hi, keep, causal, scale, softcap)
-    grid = (triton.cdiv(k.shape[1], t.keys), len(k))
-    launch(softmax_dkv, grid, t, **arguments, **more, DK=dk, DV=dv, SUMS=by_column, RANGES=by_key)
+    plan = _plan("dq", q, k, v, cq, ck, bias, lo, hi, keep, causal, scale, softcap)
+    plan.over_queries(softmax_dq, **more, DQ=dq, SUMS=by_row)
+    plan = _plan("dkv", q, k, v, cq, ck, bias, lo, hi, keep, causal, scale, softcap)
+    plan.over_keys(softmax_dkv, **more, DK=dk, DV=dv, SUMS=by_column)
     lost = None if by_column is None else by_column.neg()
     dcq = None if by_row is None else by_row.sum(1)[..., 0].double()
     return dq, dk, dv, dcq, None if cq is None or lost is None else lost.double(), None if bias is None else lost

@@ -59,10 +59,13 @@ def scan_kind(call: ScanCall) -> Kind:
     return "scan", *sizes, factors, (call.scale, tuple(call.coefficients), call.state.shape[1])
 
 
-@torch.compiler.assume_constant_result
 def verdict(kind: Kind) -> str | None:
     """The result of the trial of a kind, which takes place once in a process; torch.compile sees a constant."""
     return hold(kind)
+
+
+# What torch.compiler.assume_constant_result does, which would import torch's compiler, and with it Triton, into every process.
+verdict._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache

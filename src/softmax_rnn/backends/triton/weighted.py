@@ -23,20 +23,18 @@ from torch import Tensor
 from ..dense import weighted_dense
 from ..operators import operator
 from .common import (
+    Plan,
     Tile,
     cast,
     dot,
     keys_of,
-    launch,
     load_bounds,
     load_clock,
     load_rows,
     log_decay,
     padded,
     polynomial,
-    precision,
     queries_of,
-    ranges,
     runs,
     seen,
     sized,
@@ -224,20 +222,13 @@ def tile(kernel: str, dtype: torch.dtype, width: int) -> Tile:
     return sized(TILES[kernel, dtype], width)
 
 
-def _settings(
+def _plan(
     kernel: str, q: Tensor, k: Tensor, v: Tensor, cq: Tensor | None, ck: Tensor | None, lo: Tensor | None,
     hi: Tensor | None, keep: Tensor | None, causal: bool, scale: float, limit: float | None,
-) -> tuple[Tile, dict[str, Any], Tensor | None, Tensor | None]:
-    """The tile of a kernel, its arguments, and what each block of queries and of keys visits."""
-    D, E, Tq, Tk = q.shape[-1], v.shape[-1], q.shape[2], k.shape[1]
-    t = tile(kernel, q.dtype, max(padded(D), padded(E)))
-    by_query, by_key = ranges(cq, ck, lo, hi, Tq, Tk, causal, t)
-    return t, {
-        "Q": q, "K": k, "V": v, "CQ": cq, "CK": ck, "LO": lo, "HI": hi, "KEEP": keep, "G": q.shape[1], "Tq": Tq, "Tk": Tk,
-        "offset": Tk - Tq if causal else 0, "scale": scale, "limit": 0.0 if limit is None else limit, "D": D, "E": E,
-        "BM": t.queries, "BN": t.keys, "BD": padded(D), "BE": padded(E), "CAUSAL": causal, "CUT": lo is not None,
-        "DECAY": cq is not None, "CLAMP": limit is not None, "PRECISION": precision(q.dtype),
-    }, by_query, by_key
+) -> Plan:
+    own = {"limit": 0.0 if limit is None else limit, "CLAMP": limit is not None}
+    t = tile(kernel, q.dtype, max(padded(q.shape[-1]), padded(v.shape[-1])))
+    return Plan.of(t, q, k, v, cq, ck, lo, hi, keep, causal, scale, **own)
 
 
 def forward(
@@ -245,13 +236,10 @@ def forward(
     keep: Tensor | None, causal: bool, scale: float, coefficients: Sequence[float], limit: float | None, with_total: bool,
 ) -> tuple[Tensor, Tensor]:
     """q (N, G, Tq, D), k (N, Tk, D), v (N, Tk, E), all contiguous -> A (N, G, Tq, E) and Z (N, G, Tq, 1), empty unless asked for."""
-    t, arguments, by_query, _ = _settings("forward", q, k, v, cq, ck, lo, hi, keep, causal, scale, limit)
+    plan = _plan("forward", q, k, v, cq, ck, lo, hi, keep, causal, scale, limit)
     out, total = fake(q, k, v, with_total)
-    grid = (triton.cdiv(q.shape[2], t.queries), q.shape[0] * q.shape[1])
     weight = runs(coefficients) if coefficients else None
-    launch(
-        weighted_forward, grid, t, **arguments, OUT=out, SUM=total if with_total else None, RANGES=by_query, WEIGHT=weight
-    )
+    plan.over_queries(weighted_forward, OUT=out, SUM=total if with_total else None, WEIGHT=weight)
     return out, total
 
 
@@ -268,12 +256,10 @@ def backward(
     more = {"GRAD": narrow, "DZ": dz, "SLOPE": slope, "REST": rest, "ADD": add}
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     sums = None if cq is None else out.new_empty(k.shape[:2])
-    t, arguments, by_query, _ = _settings("dq", q, k, v, cq, ck, lo, hi, keep, causal, scale, limit)
-    grid = (triton.cdiv(q.shape[2], t.queries), q.shape[0] * q.shape[1])
-    launch(weighted_dq, grid, t, **arguments, **more, DQ=dq, RANGES=by_query)
-    t, arguments, _, by_key = _settings("dkv", q, k, v, cq, ck, lo, hi, keep, causal, scale, limit)
-    grid = (triton.cdiv(k.shape[1], t.keys), len(k))
-    launch(weighted_dkv, grid, t, **arguments, **more, DK=dk, DV=dv, SUMS=sums, RANGES=by_key)
+    plan = _plan("dq", q, k, v, cq, ck, lo, hi, keep, causal, scale, limit)
+    plan.over_queries(weighted_dq, **more, DQ=dq)
+    plan = _plan("dkv", q, k, v, cq, ck, lo, hi, keep, causal, scale, limit)
+    plan.over_keys(weighted_dkv, **more, DK=dk, DV=dv, SUMS=sums)
     if sums is None:
         return dq, dk, dv, None, None
     dcq = (grad * out).sum((1, -1)).double()
