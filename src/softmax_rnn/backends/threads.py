@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 LEAST = 2**25  # multiplications that are worth waking threads for: about half a millisecond of one core
 MOST = 8  # Python threads: with more they would wait for Python's lock; each of them then has several of torch's
-TURNS = 4  # slices for each thread, so that one that is held up leaves work to others
+TURNS = 2  # slices for each thread, so that one that is held up leaves work to others
 
 _starting = threading.Lock()
 _setting = threading.Lock()

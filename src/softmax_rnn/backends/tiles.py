@@ -23,7 +23,7 @@ from .scores import weights, weights_and_slopes
 from .threads import share
 
 ROWS = 128  # queries per tile
-SMALL = (192, 768)  # queries and keys per tile of a weighted sum on the CPU, whose scores stay in the cache of a core
+SMALL = (160, 4096)  # queries and keys per tile of a weighted sum on the CPU: large enough that threads seldom meet at the lock of Python
 BUDGET = {"cpu": 2**20, "default": 2**26}  # scores per tile: about the cache of a core, or what keeps a GPU busy
 
 
@@ -50,6 +50,22 @@ class _Tile:
                 mask = self.mask[..., max(first - own, 0) : j.stop - own]
                 yield _Tile(self.call, self.n, self.i, j, past, mask, slice(max(own - first, 0), None))
 
+    def rows(self, x: Tensor) -> Tensor:
+        """Of x (N, G, Tq, d) the tile's queries, (n, G * R, d); with one head in the group a view to write to."""
+        return self.call.kept((id(x), self.n.start, self.i.start), lambda: x[self.n, :, self.i].flatten(1, 2))
+
+    def keys(self, x: Tensor, turned: bool = False) -> Tensor:
+        """Of x (N, Tk, d) the tile's keys, a view (n, J, d), or ``turned`` (n, d, J)."""
+        at = (id(x), self.n.start, self.j.start, self.j.stop, turned)
+        return self.call.kept(at, lambda: x[self.n, self.j].mT if turned else x[self.n, self.j])
+
+    def add_product(self, out: Tensor, a: Tensor, b: Tensor) -> None:
+        """Add a (n, G * R, J) times b (n, J, d) to the tile's queries of out (N, G, Tq, d)."""
+        if out.shape[1] == 1:
+            self.rows(out).baddbmm_(a, b)
+        else:
+            out[self.n, :, self.i].add_(torch.bmm(a, b).unflatten(1, (out.shape[1], -1)))
+
     def clock(self) -> Tensor | None:
         """log D (n, R, J), or None."""
         c = self.call
@@ -60,9 +76,9 @@ class _Tile:
     def scores(self) -> Tensor:
         """(n, G * R, J)."""
         c = self.call
-        q, k = c.q[self.n, :, self.i], c.k[self.n, self.j]
         if c.aq is None or c.ak is None:
-            return torch.bmm(q.flatten(1, 2), k.mT)
+            return torch.bmm(self.rows(c.q), self.keys(c.k, turned=True))
+        q, k = c.q[self.n, :, self.i], c.k[self.n, self.j]
         aq, ak, p = c.aq[self.n, self.i], c.ak[self.n, self.j], self.past
         parts = [scores.before(q, k[:, :p], aq, ak[:, :p])] if p else []
         parts += [scores.inside(q, k[:, p:], aq, ak[:, p:])] if p < k.shape[1] else []
@@ -71,12 +87,12 @@ class _Tile:
     def scores_backward(self, dx: Tensor, dq: Tensor, dk: Tensor) -> None:
         """Add the gradients of q and k to those there are."""
         c = self.call
+        if c.aq is None or c.ak is None:
+            self.add_product(dq, dx, self.keys(c.k))
+            self.keys(dk).baddbmm_(dx.mT, self.rows(c.q))
+            return
         q, k = c.q[self.n, :, self.i], c.k[self.n, self.j]
         split = (q.shape[1], -1)
-        if c.aq is None or c.ak is None:
-            add_product(dq[self.n, :, self.i], dx, k)
-            dk[self.n, self.j].baddbmm_(dx.mT, q.flatten(1, 2))
-            return
         aq, ak, p, dx = c.aq[self.n, self.i], c.ak[self.n, self.j], self.past, dx.unflatten(1, split)
         for part, backward in ((slice(0, p), scores.before_backward), (slice(p, None), scores.inside_backward)):
             if k[:, part].shape[1]:
@@ -86,6 +102,8 @@ class _Tile:
 
     def fade_(self, w: Tensor, group: int) -> Tensor:
         """Weights (n, G * R, J) times D, 0 for what is not seen."""
+        if self.mask is None and self.call.cq is None:
+            return w
         part = w.unflatten(1, (group, -1))
         clock = self.clock()
         if clock is not None:
@@ -118,6 +136,14 @@ class _Call:
     ) -> None:
         self.q, self.k, self.cq, self.ck, self.aq, self.ak = q, k, cq, ck, aq, ak
         self.lo, self.hi, self.keep, self.causal, self.bias = lo, hi, keep, causal, bias
+        self._kept: dict[tuple[int, ...], Tensor] = {}
+
+    def kept(self, at: tuple[int, ...], make: Callable[[], Tensor]) -> Tensor:
+        """What ``make`` gives, made once: views of blocks are used by many tiles, and threads that make them wait for one another."""
+        found = self._kept.get(at)
+        if found is None:
+            found = self._kept[at] = make()
+        return found
 
     def share(self, width: int, work: Callable[[slice], None]) -> None:
         """Call ``work`` with some sequences at a time, in several threads where it pays; ``width`` is that of the values."""
@@ -181,18 +207,6 @@ class _Call:
         return max(first, int((~alive).sum(-1).min()))
 
 
-def _flat(g: Tensor, t: _Tile) -> Tensor:
-    return g[t.n, :, t.i].flatten(1, 2)
-
-
-def add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add a (n, G * R, J) times b (n, J, x) to out (n, G, R, x)."""
-    if out.shape[1] == 1:
-        out[:, 0].baddbmm_(a, b)
-    else:
-        out.add_(torch.bmm(a, b).unflatten(1, (out.shape[1], -1)))
-
-
 def _weighted(
     q: Tensor, k: Tensor, v: Tensor, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None,
     lo: Tensor | None, hi: Tensor | None, keep: Tensor | None, causal: bool, coefficients: Sequence[float], limit: float | None,
@@ -206,10 +220,13 @@ def _weighted(
     def work(some: slice) -> None:
         for t in call.split(some):
             w = t.fade_(weights(t.scores(), coefficients, limit), group)
-            add_product(out[t.n, :, t.i], w, v[t.n, t.j])
+            t.add_product(out, w, t.keys(v))
             if with_total:
                 kept = w.sum(-1, keepdim=True) if keep is None else torch.bmm(w, keep[t.n, t.j, None].to(w.dtype))
-                total[t.n, :, t.i] += kept.unflatten(1, (group, -1))
+                if group == 1:
+                    t.rows(total).add_(kept)
+                else:
+                    total[t.n, :, t.i] += kept.unflatten(1, (group, -1))
 
     call.share(v.shape[-1], work)
     return out, total
@@ -230,17 +247,17 @@ def _weighted_backward(
 
     def work(some: slice) -> None:
         for t in call.split(some):
-            g, values = _flat(grad, t), v[t.n, t.j]
+            g, turned = t.rows(grad), t.keys(v, turned=True)
             w, slope = weights_and_slopes(t.scores(), coefficients, limit)
             if gtotal is None:
-                dw = torch.bmm(g, values.mT)
+                dw = torch.bmm(g, turned)
             else:
-                dz = _flat(gtotal, t)
-                dw = torch.baddbmm(dz if keep is None else dz * keep[t.n, None, t.j].to(dz.dtype), g, values.mT)
+                dz = t.rows(gtotal)
+                dw = torch.baddbmm(dz if keep is None else dz * keep[t.n, None, t.j].to(dz.dtype), g, turned)
             t.fade_(w, group)
-            dv[t.n, t.j].baddbmm_(w.mT, g)
+            t.keys(dv).baddbmm_(w.mT, g)
             if dones is not None and gtotal is not None:
-                dones[t.n, t.j].baddbmm_(w.mT, _flat(gtotal, t))
+                dones[t.n, t.j].baddbmm_(w.mT, t.rows(gtotal))
             dx = dw.mul_(slope)
             t.scores_backward(dx if slope is w else t.fade_(dx, group), dq, dk)  # w has faded already
 
@@ -273,7 +290,7 @@ def _softmax(
             x = t.shift_(_cap_(t.scores(), softcap), group)
             z = torch.logsumexp(x, -1, keepdim=True) if x.shape[-1] else x.new_full((*x.shape[:2], 1), -torch.inf)
             z = torch.where(z > -torch.inf, z, torch.zeros_like(z))
-            out[t.n, :, t.i] = torch.bmm(x.sub_(z).exp_(), v[t.n, t.j]).unflatten(1, (group, -1))
+            out[t.n, :, t.i] = torch.bmm(x.sub_(z).exp_(), t.keys(v)).unflatten(1, (group, -1))
             lse[t.n, :, t.i] = z.unflatten(1, (group, -1))
 
     call.share(v.shape[-1], work)
@@ -296,11 +313,11 @@ def _softmax_backward(
 
     def work(some: slice) -> None:
         for t in call.tiles(some):
-            g, x = _flat(grad, t), _cap_(t.scores(), softcap)
+            g, x = t.rows(grad), _cap_(t.scores(), softcap)
             slope = None if softcap is None else 1 - (x / softcap).square()
-            p = t.shift_(x, group).sub_(_flat(lse, t)).exp_()
-            dv[t.n, t.j].baddbmm_(p.mT, g)
-            dx = torch.bmm(g, v[t.n, t.j].mT).sub_(_flat(delta, t)).mul_(p)
+            p = t.shift_(x, group).sub_(t.rows(lse)).exp_()
+            t.keys(dv).baddbmm_(p.mT, g)
+            dx = torch.bmm(g, t.keys(v, turned=True)).sub_(t.rows(delta)).mul_(p)
             if dcq is not None and dck is not None:
                 dcq[t.n, t.i] += dx.sum(-1).unflatten(1, (group, -1)).sum(1)
                 dck[t.n, t.j] -= dx.sum(1)
