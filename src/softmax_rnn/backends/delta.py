@@ -219,7 +219,7 @@ def _scan(
     phi, (N, T, E) = Features(coefficients, k.shape[-1], k), v.shape
     q, state = (k * scale)[:, None], state / phi.root
     u, p, inverse = torch.empty_like(v), torch.empty_like(v), v.new_empty(N, T, chunk)
-    for block in _blocks(q, chunk, _Clocks(k.dtype, c, c, a, a), phi):
+    for block in _blocks(q, chunk, _Clocks(c, c, a, a, k.dtype), phi):
         at, rows, keys = block.tokens, block.rows(q), block.keys(k)
         within, beta = _strengths(block, rows, keys, coefficients)[0], block.keys(b[..., None])
         solve = _by_chunk(unit_solve(beta[..., 0], within, torch.diag_embed(beta[..., 0])), N)  # (I + diag(b) W)^-1 diag(b)
@@ -251,7 +251,7 @@ def _scan_backward(
     phi, (N, _, E) = Features(coefficients, k.shape[-1], k), v.shape
     total, m, q = torch.empty_like(u), torch.empty_like(u), (k * scale)[:, None]
     dq, dk, dstate = torch.zeros_like(k), torch.zeros_like(k), torch.zeros_like(state)
-    blocks = list(_blocks(q, chunk, _Clocks(k.dtype, c, c, a, a), phi))
+    blocks = list(_blocks(q, chunk, _Clocks(c, c, a, a, k.dtype), phi))
     for block in reversed(blocks):  # backward in time: l, m and dH, and all that stays within a chunk
         at, rows, keys, written = block.tokens, block.rows(q), block.keys(k), block.keys(u)
         x, powers, features = phi.powers(block.write_keys(keys))

@@ -12,7 +12,7 @@ The aten operators are private to torch: they are called nowhere else, and tests
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from .dense import softmax_dense
 from .operators import operator
-from .threads import share
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -61,27 +60,11 @@ def _flash(
     if lo is None or hi is None:
         return _forward(q, k, v, 0.0, causal, attn_mask=_additive(None, keep, q.dtype), scale=scale)
     out, lse = torch.zeros_like(q), _heads_last(q[..., 0], torch.promote_types(q.dtype, torch.float32))
-
-    def work(heads: slice) -> None:
-        h = _group(q, k, heads)
-        for b, i, j, mask in _tiles(lo, hi):
-            bias = _additive(mask, None if keep is None else keep[b, j], q.dtype)
-            o, s = _forward(q[b, h, i], k[b, heads, j], v[b, heads, j], 0.0, False, attn_mask=bias, scale=scale)
-            out[b, h, i], lse[b, h, i] = o, s
-
-    _share_heads(q, k, hi - lo, work)
+    for b, i, j, mask in _tiles(lo, hi):
+        bias = _additive(mask, None if keep is None else keep[b, j], q.dtype)
+        o, s = _forward(q[b, :, i], k[b, :, j], v[b, :, j], 0.0, False, attn_mask=bias, scale=scale)
+        out[b, :, i], lse[b, :, i] = o, s
     return out, lse
-
-
-def _group(q: Tensor, k: Tensor, heads: slice) -> slice:
-    """The query heads of some key heads."""
-    size = q.shape[1] // k.shape[1]
-    return slice(heads.start * size, heads.stop * size)
-
-
-def _share_heads(q: Tensor, k: Tensor, seen: Tensor, work: Callable[[slice], None]) -> None:
-    """Blocks of a window are small calls: each thread makes them all, for heads of its own."""
-    share(k.shape[1], float(seen.sum()) * q.numel() / q.shape[2] / len(seen), q.device, work, turns=1)
 
 
 def _with_lse_gradient(out: Tensor, grad: Tensor, dlse: Tensor) -> Tensor:
@@ -109,18 +92,13 @@ def _flash_backward(
         return _backward(grad, q, k, v, out, lse, 0.0, causal, attn_mask=bias, scale=scale)
     wide = torch.promote_types(q.dtype, torch.float32)
     dq, dk, dv = (_heads_last(x, wide) for x in (q, k, v))
-
-    def work(heads: slice) -> None:
-        h = _group(q, k, heads)
-        for b, i, j, mask in _tiles(lo, hi):
-            bias = _additive(mask, None if keep is None else keep[b, j], q.dtype)
-            g, q_, o, s = (x[b, h, i] for x in (grad, q, out, lse))
-            parts = _backward(g, q_, k[b, heads, j], v[b, heads, j], o, s, 0.0, False, attn_mask=bias, scale=scale)
-            dq[b, h, i] += parts[0]
-            dk[b, heads, j] += parts[1]
-            dv[b, heads, j] += parts[2]
-
-    _share_heads(q, k, hi - lo, work)
+    for b, i, j, mask in _tiles(lo, hi):
+        bias = _additive(mask, None if keep is None else keep[b, j], q.dtype)
+        g, q_, o, s = (x[b, :, i] for x in (grad, q, out, lse))
+        parts = _backward(g, q_, k[b, :, j], v[b, :, j], o, s, 0.0, False, attn_mask=bias, scale=scale)
+        dq[b, :, i] += parts[0]
+        dk[b, :, j] += parts[1]
+        dv[b, :, j] += parts[2]
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 

@@ -151,9 +151,15 @@ def _decayed(
                 o = o * (own - s).exp_()[..., None] + o2 * (s2 - s).exp_()[..., None]
             O[:, :, at], L[:, :, at] = o, s + parts[0].shift
 
-    share(B * k.shape[1], lse.numel() * k.shape[2] * q.shape[-1], q.device, work)
+    share(B * k.shape[1], _multiplications(q, k, clock), q.device, work)
     seen = _seen(keep, Tq)
     return (out, lse) if seen is None else (out.mul_(seen[..., None]), lse.masked_fill_(~seen, 0.0))
+
+
+def _multiplications(q: Tensor, k: Tensor, clock: Tensor) -> int:
+    """To be divided between threads; none where all is one call, which torch divides itself."""
+    one = q.shape[2] == k.shape[2] == _rows(clock, q.shape[2])
+    return 0 if one else q.numel() * k.shape[2]
 
 
 def _by_head(clock: Tensor, keep: Tensor | None, *tensors: Tensor | None) -> list[Tensor | None]:
@@ -190,10 +196,7 @@ def _decayed_backward(
     dq, dk, dv, dclock = (torch.zeros_like(x) for x in (q, k, v, clock))
     dlse = None if dlse is None else dlse.contiguous()
     given = _by_head(clock, keep, q, k, v, grad.contiguous(), dlse, out, lse, dq, dk, dv, dclock)
-    share(
-        len(q) * k.shape[1], 2 * lse.numel() * k.shape[2] * q.shape[-1], q.device,
-        lambda n: _heads_backward(scale, *some(n, *given)),
-    )
+    share(len(q) * k.shape[1], _multiplications(q, k, clock), q.device, lambda n: _heads_backward(scale, *some(n, *given)))
     return dq, dk, dv, dclock
 
 
@@ -205,13 +208,15 @@ def _heads_backward(
     Tq, D = q.shape[2:]
     out = out if dlse is None else _with_lse_gradient(out, grad, dlse)
     wide_q, wide_k, wide_v, wide_grad, wide_out = _extended(q, 1.0), *(_extended(x) for x in (k, v, grad, out))
-    for p in (p for both in _parts(q, k, clock, keep, scale) for p in both):
+    parts = [p for both in _parts(q, k, clock, keep, scale) for p in both]
+    for p in parts:
         Q, G, O = (x[:, :, p.queries] for x in (wide_q, wide_grad, wide_out))
         K, V = (x[:, :, p.keys] for x in (wide_k, wide_v))
         found = _backward(G, Q, K, V, O, lse[:, :, p.queries] - p.shift, 0.0, p.causal, attn_mask=p.bias, scale=scale)
         dclock[:, :, p.keys].sub_(found[1][..., D], alpha=1 / scale)
         for x, at, y in zip((dq, dk, dv), (p.queries, p.keys, p.keys), found, strict=True):
-            x[:, :, at] += y[..., :D]
+            put = x[:, :, at].copy_ if len(parts) == 1 else x[:, :, at].add_
+            put(y[..., :D])
     if dlse is not None:  # lse_t has c_t in it, unless the row sees nothing
         seen = _seen(keep, Tq)
         dclock[:, :, k.shape[2] - Tq :] += (dlse if seen is None else dlse * seen).sum(1, keepdim=True)

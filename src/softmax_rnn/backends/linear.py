@@ -27,7 +27,6 @@ from torch import Tensor
 
 from . import scan
 from .operators import operator
-from .threads import share, some
 
 TOKENS = 4096  # in a piece
 FALL = {torch.float32: 80.0, torch.float64: 600.0}
@@ -44,26 +43,13 @@ class _Fade(NamedTuple):
     first: Tensor
 
 
-def _borders(cq: Tensor, ck: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The clock at the beginning of each chunk, at its end, and the lowest of it."""
-    last = ck[:, chunk - 1 :: chunk]
+def _fade(cq: Tensor, ck: Tensor, chunk: int, dtype: torch.dtype) -> _Fade | None:
+    """From the clocks of queries and keys, (N, T, 1 or d) float64; None where one falls too fast."""
+    last = ck[:, chunk - 1 :: chunk]  # at the end of each chunk
     begin = torch.cat([torch.zeros_like(last[:, :1]), last[:, :-1]], 1)
-    return begin, last, torch.minimum(last, cq[:, chunk - 1 :: chunk])
-
-
-def steep(clocks: Sequence[Tensor | None], chunk: int, dtype: torch.dtype) -> bool:
-    """Does a clock of any sequence fall too fast for this? Of all at once, so that forward and backward pass agree."""
-    cq, ck, aq, ak = (None if x is None else x[:, chunk - 1 :: chunk] for x in clocks)
-    of_queries, of_keys = _clock(cq, aq), _clock(ck, ak)
-    if of_queries is None or of_keys is None:
-        return False
-    begin, _, low = _borders(of_queries, of_keys, 1)
-    return bool((begin - low).max() > FALL[dtype])
-
-
-def _fade(cq: Tensor, ck: Tensor, chunk: int, dtype: torch.dtype) -> _Fade:
-    """From the clocks of queries and keys, (N, T, 1 or d) float64."""
-    begin, last, low = _borders(cq, ck, chunk)
+    low = torch.minimum(last, cq[:, chunk - 1 :: chunk])
+    if bool((begin - low).max() > FALL[dtype]):
+        return None
     middle = (begin + low) / 2
     after = torch.cat([middle[:, 1:], last[:, -1:]], 1)
     spread = middle.repeat_interleave(chunk, 1)
@@ -86,6 +72,7 @@ class _Sequences:
         cq, ck, aq, ak = clocks
         self.with_token = cq is not None
         of_queries, of_keys = _clock(cq, aq), _clock(ck, ak)
+        self.fades = of_queries is not None
         self.fade = None if of_queries is None or of_keys is None else _fade(of_queries, of_keys, chunk, q.dtype)
         self.vectors = self.fade if aq is not None else None  # the factors go into q and k
         self.values = self.fade if aq is None else None  # or onto values and outputs
@@ -96,6 +83,11 @@ class _Sequences:
         if grad is None:
             return torch.zeros_like(out)
         return grad.contiguous() if self.values is None else grad * self.values.early[:, None]
+
+    @property
+    def steep(self) -> bool:
+        """Does a clock fall too fast for this?"""
+        return self.fades and self.fade is None
 
     def pieces(self) -> Iterator[tuple[slice, slice]]:
         """(sequences, tokens): one sequence, or some with all their tokens; so that chunks of a piece are a view."""
@@ -142,9 +134,11 @@ class _Sequences:
         first, last = ts.start // self.chunk, min(ts.stop, self.T) // self.chunk
         return states[ns, first + shift : last + shift]
 
-    def begin(self, states: Tensor, first: Tensor) -> None:
-        """The first of the states (N, chunks + 1, d, e)."""
+    def states(self, first: Tensor) -> Tensor:
+        """(N, chunks + 1, d, e), with the first of them."""
+        states = self.q.new_empty(self.N, self.chunks + 1, *first.shape[1:])
         self.first_(states[:, 0].copy_(first))
+        return states
 
     def first_(self, state: Tensor) -> Tensor:
         """From the beginning to the middle of the first chunk."""
@@ -165,8 +159,9 @@ class _Sequences:
                 if self.values is not None:
                     A.mul_(self.cut(self.values.early, ns, ts))
 
-    def read_backward(self, grad: Tensor, dlast: Tensor | None, scores: Tensor, du: Tensor) -> Tensor:
-        """Gradients of what is written, into ``du`` (N, T, e), and of the states, each through its own chunk alone."""
+    def read_backward(self, grad: Tensor, dlast: Tensor | None, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of what is written, (N, T, e), and of the states, each through its own chunk alone."""
+        du = grad.new_empty(self.N, self.T, grad.shape[-1])
         dstates = grad.new_empty(self.N, self.chunks + 1, self.d, grad.shape[-1])
         dstates[:, -1] = 0.0 if dlast is None else dlast
         for ns, ts in self.pieces():
@@ -175,7 +170,7 @@ class _Sequences:
                 G, w = self.cut(grad[:, g], ns, ts), self.cut(scores[:, g], ns, ts)
                 torch.baddbmm(dU, w.mT, G, beta=float(g > 0), out=dU)
                 self.put_product(dstates, ns, ts, 0, self.query(ns, g, ts).mT, G, g > 0)
-        return dstates
+        return du, dstates
 
 
 def _dots(a: Tensor, b: Tensor) -> Tensor:
@@ -193,10 +188,10 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 class _Gradients:
-    """Those of q, k and the clocks, gathered from those of the vectors with their factors; dq and dk are written in place."""
+    """Those of q, k and the clocks, gathered from those of the vectors with their factors."""
 
-    def __init__(self, s: _Sequences, dq: Tensor, dk: Tensor) -> None:
-        self.s, self.dq, self.dk = s, dq, dk
+    def __init__(self, s: _Sequences) -> None:
+        self.s, self.dq, self.dk = s, torch.empty_like(s.q), torch.empty_like(s.k)
         self.clock_q = None if s.vectors is None else torch.zeros_like(s.k)
         self.clock_k = None if s.vectors is None else torch.zeros_like(s.k)
 
@@ -229,55 +224,42 @@ class _Gradients:
             dR.mul_(s.cut(s.vectors.reader, ns, ts))
         dK.add_(dR, alpha=s.scale)
 
-    def put_clocks(
-        self, out: list[Tensor | None], grad: Tensor | None, read: Tensor, dv: Tensor, v: Tensor, dlast: Tensor | None, after: Tensor
-    ) -> None:
-        """Into those of cq, ck, aq and ak; ``dv`` is that of the values with their factor, and gets it here."""
+    def clocks(
+        self, grad: Tensor | None, out: Tensor, dv: Tensor, v: Tensor, dlast: Tensor | None, after: Tensor
+    ) -> list[Tensor | None]:
+        """Of cq, ck, aq and ak; ``dv`` is that of the values with their factor, and gets it here."""
         s = self.s
         if s.fade is None:
-            return
+            return [None] * 4
         end = None if dlast is None else (dlast * after).sum(-1)  # the last state grows with the last of all
         if s.values is not None:  # outputs grow with their clock, values fall
-            dck = _dots(dv.mul_(s.values.late), v).neg_()
-            dcq = torch.zeros_like(dck) if grad is None else _dots(grad, read).sum(1)
-            found = [dcq, dck, None, None]
-            end = None if end is None else end.sum(-1)
-        else:
-            token = [x.sum(-1) if x is not None and s.with_token else None for x in (self.clock_q, self.clock_k)]
-            found = [*token, self.clock_q, self.clock_k]
-        for i, (x, y) in enumerate(zip(out, found, strict=True)):
-            if x is not None and y is not None:
-                x.copy_(y)
-                if end is not None and i % 2:
-                    x[:, -1] += end if x.ndim == end.ndim + 1 else end.sum(-1)
-
-
-def multiplications(q: Tensor, v: Tensor, chunk: int) -> int:
-    """About how many a pass has."""
-    return q[..., 0].numel() * (chunk + q.shape[-1]) * (q.shape[-1] + v.shape[-1])
+            dck = _dots(dv.mul_(s.values.late), v).neg_().double()
+            dcq = torch.zeros_like(dck) if grad is None else _dots(grad, out).sum(1).double()
+            if end is not None:
+                dck[:, -1] += end.sum(-1)
+            return [dcq, dck, None, None]
+        assert self.clock_q is not None
+        assert self.clock_k is not None
+        both = [self.clock_q.double(), self.clock_k.double()]
+        if end is not None:
+            both[1][:, -1] += end
+        return [*([x.sum(-1) for x in both] if s.with_token else (None, None)), *both]
 
 
 def _scan(
     q: Tensor, k: Tensor, v: Tensor, state: Tensor, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None,
     chunk: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    out, after, states, scores = _fake(q, v, state, chunk)
-    if steep((cq, ck, aq, ak), chunk, q.dtype):
+    s = _Sequences(q, k, v, (cq, ck, aq, ak), 1.0, chunk)
+    out, scores, states = q.new_empty(*q.shape[:3], v.shape[-1]), s.q.new_empty(*q.shape[:3], chunk), s.states(state)
+    if s.steep:
         return *scan._scan(q, k, v, state, cq, ck, aq, ak, ORDER_1, chunk), states.zero_(), scores.zero_()
-
-    def work(n: slice) -> None:
-        Q, K, V, first, A, S, w, *clocks = some(n, q, k, v, state, out, states, scores, cq, ck, aq, ak)
-        s = _Sequences(Q, K, V, clocks, 1.0, chunk)
-        s.begin(S, first)
-        for ns, ts in s.pieces():
-            s.put_product(S, ns, ts, 1, s.key(ns, ts).mT, s.cut(s.v, ns, ts), False)
-        for i in range(s.chunks):
-            s.carry_(S[:, i + 1].add_(S[:, i]), i)
-        s.read(s.v, S, w, A)
-        after[n] = S[:, -1]
-
-    share(len(q), multiplications(q, v, chunk), q.device, work)
-    return out, after, states, scores
+    for ns, ts in s.pieces():
+        s.put_product(states, ns, ts, 1, s.key(ns, ts).mT, s.cut(s.v, ns, ts), False)
+    for i in range(s.chunks):
+        s.carry_(states[:, i + 1].add_(states[:, i]), i)
+    s.read(s.v, states, scores, out)
+    return out, states[:, -1].clone(), states, scores
 
 
 def _scan_backward(
@@ -285,29 +267,20 @@ def _scan_backward(
     state: Tensor, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None, chunk: int,
     out: Tensor, after: Tensor, states: Tensor, scores: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    if steep((cq, ck, aq, ak), chunk, q.dtype):
+    s = _Sequences(q, k, v, (cq, ck, aq, ak), 1.0, chunk)
+    if s.steep:
         return scan._scan_backward(grad, dlast, q, k, v, state, cq, ck, aq, ak, ORDER_1, chunk, out, after)
-    dq, dk, dv, dfirst = (torch.empty_like(x) for x in (q, k, v, state))
-    dclocks = [None if x is None else torch.empty_like(x) for x in (cq, ck, aq, ak)]
-
-    def work(n: slice) -> None:
-        Q, K, V, G, A, last, end, S, w, *clocks = some(n, q, k, v, grad, out, dlast, after, states, scores, cq, ck, aq, ak)
-        dQ, dK, dV, *dclock = some(n, dq, dk, dv, *dclocks)
-        s = _Sequences(Q, K, V, clocks, 1.0, chunk)
-        inner, found = s.gradient(G, A), _Gradients(s, dQ, dK)
-        dS = s.read_backward(inner, last, w, dV)
-        for i in reversed(range(s.chunks)):
-            dS[:, i] += s.carry_(dS[:, i + 1], i)
-        for ns, ts in s.pieces():
-            keys, values, Y = s.key(ns, ts), s.cut(s.v, ns, ts), s.around(dS, ns, ts, 1)
-            s.cut(dV, ns, ts).baddbmm_(keys, Y)
-            found.keys(ns, ts, found.scores(ns, ts, keys, values, s.around(S, ns, ts), Y, inner), keys)
-        s.first_(dfirst[n].copy_(dS[:, 0]))
-        found.put_clocks(dclock, G, A, dV, V, last, end)
-
-    share(len(q), multiplications(q, v, chunk), q.device, work)
-    dcq, dck, daq, dak = dclocks
-    return dq, dk, dv, dfirst, dcq, dck, daq, dak
+    inner = s.gradient(grad, out)
+    dv, dstates = s.read_backward(inner, dlast, scores)
+    for i in reversed(range(s.chunks)):
+        dstates[:, i] += s.carry_(dstates[:, i + 1], i)
+    found = _Gradients(s)
+    for ns, ts in s.pieces():
+        K, V, Y = s.key(ns, ts), s.cut(s.v, ns, ts), s.around(dstates, ns, ts, 1)
+        s.cut(dv, ns, ts).baddbmm_(K, Y)
+        found.keys(ns, ts, found.scores(ns, ts, K, V, s.around(states, ns, ts), Y, inner), K)
+    dcq, dck, daq, dak = found.clocks(grad, out, dv, v, dlast, after)
+    return found.dq, found.dk, dv, s.first_(dstates[:, 0].clone()), dcq, dck, daq, dak
 
 
 def scan_plain(

@@ -26,7 +26,6 @@ from torch import Tensor
 from .operators import operator
 from .powers import Features, exponents, symmetric_dim, symmetric_powers
 from .scores import inside, inside_backward, weights, weights_and_slopes
-from .threads import share, some
 
 LARGEST = 2**26  # numbers in the features of one chunk
 AT_ONCE = 2**21  # numbers of query features made at once: bounds memory, and large enough to keep the cores busy
@@ -187,7 +186,7 @@ class _Clocks:
     """The clocks of queries and keys, and their values at the borders of chunks; before the first token they stand at 0."""
 
     def __init__(
-        self, dtype: torch.dtype, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None
+        self, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None, dtype: torch.dtype
     ) -> None:
         self.cq, self.ck, self.aq, self.ak, self.dtype = cq, ck, aq, ak, dtype
 
@@ -210,22 +209,16 @@ def _scan(
     aq: Tensor | None, ak: Tensor | None, coefficients: Sequence[float], chunk: int,
 ) -> tuple[Tensor, Tensor]:
     phi = Features(coefficients, q.shape[-1], q)
-    out, after = q.new_empty(*q.shape[:3], v.shape[-1]), torch.empty_like(state)
-
-    def work(n: slice) -> None:
-        Q, K, V, A, now, *clocks = some(n, q, k, v, out, state, cq, ck, aq, ak)
-        now = now / phi.root
-        for b in _blocks(Q, chunk, _Clocks(q.dtype, *clocks), phi):
-            rows, keys, values = b.rows(Q), b.keys(K), b.keys(V)
-            update = torch.bmm(phi.of(b.write_keys(keys)), b.writing(values))  # 3 write
-            before, now = b.states(now, update)
-            read = b.reading(torch.bmm(phi.of(b.read_rows(rows)).mT, before * phi.weight))  # 2 read
-            w = b.fade_(weights(b.scores(rows, keys), coefficients))  # 1 within
-            b.put_rows(A, read.baddbmm_(w, values))  # 4 combine
-        torch.mul(now, phi.root, out=after[n])
-
-    share(len(q), q[..., 0].numel() * phi.rows * v.shape[-1], q.device, work, turns=1)
-    return out, after
+    out = q.new_empty(*q.shape[:3], v.shape[-1])
+    state = state / phi.root
+    for b in _blocks(q, chunk, _Clocks(cq, ck, aq, ak, q.dtype), phi):
+        rows, keys, values = b.rows(q), b.keys(k), b.keys(v)
+        update = torch.bmm(phi.of(b.write_keys(keys)), b.writing(values))  # 3 write
+        before, state = b.states(state, update)
+        read = b.reading(torch.bmm(phi.of(b.read_rows(rows)).mT, before * phi.weight))  # 2 read
+        w = b.fade_(weights(b.scores(rows, keys), coefficients))  # 1 within
+        b.put_rows(out, read.baddbmm_(w, values))  # 4 combine
+    return out, state * phi.root
 
 
 def _scan_backward(
@@ -236,32 +229,26 @@ def _scan_backward(
     phi = Features(coefficients, q.shape[-1], q)
     grad = torch.zeros_like(out) if grad is None else grad.contiguous()
     dlast = torch.zeros_like(after) if dstate is None else dstate
-    dq, dk, dv, dfirst = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.empty_like(state)
-
-    def work(n: slice) -> None:
-        Q, K, V, G, dQ, dK, dV, now, dnow, *clocks = some(n, q, k, v, grad, dq, dk, dv, state, dlast, cq, ck, aq, ak)
-        blocks = list(_blocks(Q, chunk, _Clocks(q.dtype, *clocks), phi))
-        now, dnow = now / phi.root, dnow * phi.root
-        for b in blocks:  # forward in time: the state again, dQ, and all that stays within a chunk
-            rows, keys, values, g = b.rows(Q), b.keys(K), b.keys(V), b.rows(G)
-            before, now = b.states(now, torch.bmm(phi.of(b.write_keys(keys)), b.writing(values)))
-            x, powers, _ = phi.powers(b.read_rows(rows))
-            drows = b.read_rows(phi.backward(x, powers, torch.bmm(before.mul_(phi.weight), b.reading(g).mT)))
-            w, slope = weights_and_slopes(b.scores(rows, keys), coefficients)
-            dx = b.fade_(torch.bmm(g, values.mT).mul_(slope))
-            dr, dkeys = b.scores_backward(dx, rows, keys)
-            b.put_rows(dQ, drows + dr)
-            b.put_keys(dK, dkeys)
-            b.put_keys(dV, torch.bmm(b.fade_(w).mT, g))
-        for b in reversed(blocks):  # backward in time: dH, dK and dV
-            reads = torch.bmm(phi.of(b.read_rows(b.rows(Q))), b.reading(b.rows(G))).mul_(phi.weight)
-            dupdate, dnow = b.states_backward(dnow, reads)
-            x, powers, features = phi.powers(b.write_keys(b.keys(K)))
-            b.put_keys(dV, b.writing(torch.bmm(features.mT, dupdate)))
-            b.put_keys(dK, b.write_keys(phi.backward(x, powers, torch.bmm(dupdate, b.writing(b.keys(V)).mT))))
-        torch.div(dnow, phi.root, out=dfirst[n])
-
-    share(len(q), q[..., 0].numel() * phi.rows * v.shape[-1], q.device, work, turns=1)
+    dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    blocks = list(_blocks(q, chunk, _Clocks(cq, ck, aq, ak, q.dtype), phi))
+    state, dstate = state / phi.root, dlast * phi.root
+    for b in blocks:  # forward in time: the state again, dQ, and all that stays within a chunk
+        rows, keys, values, g = b.rows(q), b.keys(k), b.keys(v), b.rows(grad)
+        before, state = b.states(state, torch.bmm(phi.of(b.write_keys(keys)), b.writing(values)))
+        x, powers, _ = phi.powers(b.read_rows(rows))
+        drows = b.read_rows(phi.backward(x, powers, torch.bmm(before.mul_(phi.weight), b.reading(g).mT)))
+        w, slope = weights_and_slopes(b.scores(rows, keys), coefficients)
+        dx = b.fade_(torch.bmm(g, values.mT).mul_(slope))
+        dr, dkeys = b.scores_backward(dx, rows, keys)
+        b.put_rows(dq, drows + dr)
+        b.put_keys(dk, dkeys)
+        b.put_keys(dv, torch.bmm(b.fade_(w).mT, g))
+    for b in reversed(blocks):  # backward in time: dH, dK and dV
+        reads = torch.bmm(phi.of(b.read_rows(b.rows(q))), b.reading(b.rows(grad))).mul_(phi.weight)
+        dupdate, dstate = b.states_backward(dstate, reads)
+        x, powers, features = phi.powers(b.write_keys(b.keys(k)))
+        b.put_keys(dv, b.writing(torch.bmm(features.mT, dupdate)))
+        b.put_keys(dk, b.write_keys(phi.backward(x, powers, torch.bmm(dupdate, b.writing(b.keys(v)).mT))))
     dcq = dck = daq = dak = None
     if cq is not None:
         dcq, dck = (grad * out).sum((1, -1)).double(), (dv * v).sum(-1).neg_().double()
@@ -269,7 +256,7 @@ def _scan_backward(
     if aq is not None:
         daq, dak = (dq * q).sum(1).double(), (dk * k).neg_().double()
         dak[:, -1] += (dlast * after).sum(-1).double() @ exponents(tuple(phi.orders), q.shape[-1]).to(q.device)
-    return dq, dk, dv, dfirst, dcq, dck, daq, dak
+    return dq, dk, dv, dstate / phi.root, dcq, dck, daq, dak
 
 
 scan_operator = operator(

@@ -76,18 +76,16 @@ def workers(sequences: int, multiplications: float, device: torch.device) -> int
     return min(torch.get_num_threads(), sequences, MOST)
 
 
-def share(
-    sequences: int, multiplications: float, device: torch.device, work: Callable[[slice], None], turns: int = TURNS
-) -> None:
+def share(sequences: int, multiplications: float, device: torch.device, work: Callable[[slice], None]) -> None:
     """Call ``work`` with slices that make up all sequences. It writes into slices of the caller's tensors, and returns nothing.
 
-    ``turns``: in how many slices the part of a thread is cut at most. Steps that follow one another want all their sequences at once: 1.
+    Worth it for steps of a millisecond: each time a thread finds the lock of Python taken, it sleeps for a tenth of one.
     """
     count = workers(sequences, multiplications, device)
     if count == 1:
         return work(slice(0, sequences))
     inference, turn = torch.is_inference_mode_enabled(), itertools.count()
-    step = max(1, -(-sequences // (count * turns)))
+    step = max(1, -(-sequences // (count * TURNS)))
 
     def run() -> None:
         with torch.inference_mode(inference), torch.no_grad():
