@@ -76,13 +76,17 @@ class _Sequences:
         self.fade = None if of_queries is None or of_keys is None else _fade(of_queries, of_keys, chunk, q.dtype)
         self.vectors = self.fade if aq is not None else None  # the factors go into q and k
         self.values = self.fade if aq is None else None  # or onto values and outputs
-        self.v = v if self.values is None else v * self.values.late
+        self.v = v
 
-    def gradient(self, grad: Tensor | None, out: Tensor) -> Tensor:
-        """The gradient of the outputs before their factor."""
-        if grad is None:
-            return torch.zeros_like(out)
-        return grad.contiguous() if self.values is None else grad * self.values.early[:, None]
+    def value(self, ns: slice, ts: slice) -> Tensor:
+        """V with its factor, for a piece: small enough to stay in cache, where all of it would be new memory."""
+        V = self.cut(self.v, ns, ts)
+        return V if self.values is None else V * self.cut(self.values.late, ns, ts)
+
+    def gradient(self, grad: Tensor, ns: slice, g: int, ts: slice) -> Tensor:
+        """That of the outputs before their factor, for a piece."""
+        G = self.cut(grad[:, g], ns, ts)
+        return G if self.values is None else G * self.cut(self.values.early, ns, ts)
 
     @property
     def steep(self) -> bool:
@@ -148,10 +152,11 @@ class _Sequences:
         """From the middle of chunk i to that of the next, or of the last to its end."""
         return state if self.fade is None else state.mul_(self.fade.carry[:, i])
 
-    def read(self, u: Tensor, states: Tensor, scores: Tensor, out: Tensor) -> None:
-        """3 read."""
+    def read(self, u: Tensor | None, states: Tensor, scores: Tensor, out: Tensor) -> None:
+        """3 read; without ``u`` of the values."""
         for ns, ts in self.pieces():
-            K, U, S = self.key(ns, ts), self.cut(u, ns, ts), self.around(states, ns, ts)
+            K, S = self.key(ns, ts), self.around(states, ns, ts)
+            U = self.value(ns, ts) if u is None else self.cut(u, ns, ts)
             for g in range(self.G):
                 Q, w = self.query(ns, g, ts), self.cut(scores[:, g], ns, ts)
                 torch.bmm(Q, K.mT, out=w).tril_()
@@ -167,15 +172,19 @@ class _Sequences:
         for ns, ts in self.pieces():
             dU = self.cut(du, ns, ts)
             for g in range(self.G):
-                G, w = self.cut(grad[:, g], ns, ts), self.cut(scores[:, g], ns, ts)
+                G, w = self.gradient(grad, ns, g, ts), self.cut(scores[:, g], ns, ts)
                 torch.baddbmm(dU, w.mT, G, beta=float(g > 0), out=dU)
                 self.put_product(dstates, ns, ts, 0, self.query(ns, g, ts).mT, G, g > 0)
         return du, dstates
 
 
-def _dots(a: Tensor, b: Tensor) -> Tensor:
-    """Sums of products over the last axis, a sequence at a time, so that the products stay in cache."""
-    return torch.stack([(x * y).sum(-1) for x, y in zip(a, b, strict=True)])
+def _dots(a: Tensor, b: Tensor, factor: Tensor | None = None) -> Tensor:
+    """Sums of products over the last axis; a is multiplied by the factor. A sequence at a time, so that all stays in cache."""
+    found = []
+    for i, (x, y) in enumerate(zip(a, b, strict=True)):
+        x = x if factor is None else x.mul_(factor[i])
+        found.append((x * y).sum(-1))
+    return torch.stack(found)
 
 
 def _clock(c: Tensor | None, a: Tensor | None) -> Tensor | None:
@@ -200,7 +209,7 @@ class _Gradients:
         s = self.s
         dK = torch.bmm(U, Y.mT, out=s.cut(self.dk, ns, ts))
         for g in range(s.G):
-            Q, G, dQ = s.query(ns, g, ts), s.cut(grad[:, g], ns, ts), s.cut(self.dq[:, g], ns, ts)
+            Q, G, dQ = s.query(ns, g, ts), s.gradient(grad, ns, g, ts), s.cut(self.dq[:, g], ns, ts)
             dx = torch.bmm(G, U.mT).tril_()
             torch.bmm(dx, K, out=dQ).baddbmm_(G, S.mT)
             dK.baddbmm_(dx.mT, Q)
@@ -233,7 +242,7 @@ class _Gradients:
             return [None] * 4
         end = None if dlast is None else (dlast * after).sum(-1)  # the last state grows with the last of all
         if s.values is not None:  # outputs grow with their clock, values fall
-            dck = _dots(dv.mul_(s.values.late), v).neg_().double()
+            dck = _dots(dv, v, s.values.late).neg_().double()
             dcq = torch.zeros_like(dck) if grad is None else _dots(grad, out).sum(1).double()
             if end is not None:
                 dck[:, -1] += end.sum(-1)
@@ -255,10 +264,10 @@ def _scan(
     if s.steep:
         return *scan._scan(q, k, v, state, cq, ck, aq, ak, ORDER_1, chunk), states.zero_(), scores.zero_()
     for ns, ts in s.pieces():
-        s.put_product(states, ns, ts, 1, s.key(ns, ts).mT, s.cut(s.v, ns, ts), False)
+        s.put_product(states, ns, ts, 1, s.key(ns, ts).mT, s.value(ns, ts), False)
     for i in range(s.chunks):
         s.carry_(states[:, i + 1].add_(states[:, i]), i)
-    s.read(s.v, states, scores, out)
+    s.read(None, states, scores, out)
     return out, states[:, -1].clone(), states, scores
 
 
@@ -270,13 +279,13 @@ def _scan_backward(
     s = _Sequences(q, k, v, (cq, ck, aq, ak), 1.0, chunk)
     if s.steep:
         return scan._scan_backward(grad, dlast, q, k, v, state, cq, ck, aq, ak, ORDER_1, chunk, out, after)
-    inner = s.gradient(grad, out)
+    inner = torch.zeros_like(out) if grad is None else grad.contiguous()
     dv, dstates = s.read_backward(inner, dlast, scores)
     for i in reversed(range(s.chunks)):
         dstates[:, i] += s.carry_(dstates[:, i + 1], i)
     found = _Gradients(s)
     for ns, ts in s.pieces():
-        K, V, Y = s.key(ns, ts), s.cut(s.v, ns, ts), s.around(dstates, ns, ts, 1)
+        K, V, Y = s.key(ns, ts), s.value(ns, ts), s.around(dstates, ns, ts, 1)
         s.cut(dv, ns, ts).baddbmm_(K, Y)
         found.keys(ns, ts, found.scores(ns, ts, K, V, s.around(states, ns, ts), Y, inner), K)
     dcq, dck, daq, dak = found.clocks(grad, out, dv, v, dlast, after)

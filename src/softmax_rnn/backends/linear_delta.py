@@ -38,7 +38,7 @@ def _delta(
         K, R = s.cut(keys, ns, ts), s.reader(ns, ts)
         solved = unit_inverse(torch.bmm(R, K.mT).tril_(-1), s.cut(b[..., None], ns, ts))
         s.cut(inverse, ns, ts).copy_(solved)
-        torch.bmm(solved, s.cut(s.v, ns, ts), out=s.cut(u, ns, ts))
+        torch.bmm(solved, s.value(ns, ts), out=s.cut(u, ns, ts))
         torch.bmm(solved, R, out=s.cut(w, ns, ts))
     for i in range(s.chunks):
         K, U, W = (x[:, i * chunk : (i + 1) * chunk] for x in (keys, u, w))
@@ -57,7 +57,7 @@ def _delta_backward(
     s = _Sequences(q, k, v, (cq, ck, aq, ak), scale, chunk)
     if s.steep:
         return _delta_backward_steep(grad, dlast, q, k, v, b, state, cq, ck, aq, ak, scale, chunk, out, after)
-    inner = s.gradient(grad, out)
+    inner = torch.zeros_like(out) if grad is None else grad.contiguous()
     du, dstates = s.read_backward(inner, dlast, scores)
     keys = k if s.vectors is None else k * s.vectors.late
     for i in reversed(range(s.chunks)):
@@ -68,7 +68,7 @@ def _delta_backward(
     found, dv, db = _Gradients(s), torch.empty_like(v), torch.empty_like(b)
     for ns, ts in s.pieces():
         K, R, S, Y = s.cut(keys, ns, ts), s.reader(ns, ts), s.around(states, ns, ts), s.around(dstates, ns, ts, 1)
-        V, U, dU = (s.cut(x, ns, ts) for x in (s.v, u, du))
+        V, U, dU = s.value(ns, ts), s.cut(u, ns, ts), s.cut(du, ns, ts)
         dZ = torch.bmm(s.cut(inverse, ns, ts).mT, dU, out=s.cut(dv, ns, ts))
         A = torch.bmm(R, K.mT).tril_(-1)
         left = torch.baddbmm(V, R, S, alpha=-1).baddbmm_(A, U, alpha=-1)  # what b multiplies
