@@ -4,6 +4,7 @@ import os
 
 os.environ["SOFTMAX_RNN_CHECK_SHAPES"] = "1"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start, too: there is no second core for them
 
 import pytest
 import torch
