@@ -10,6 +10,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from softmax_rnn.machine import mend_bfloat16
+
+mend_bfloat16()  # here, for everything that tests start, too
+
 # The problems of the tests are tiny: a second thread would only wait for the first, and on a busy machine for long.
 torch.set_num_threads(1)
 

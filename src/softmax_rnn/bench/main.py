@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ..cli import Parser, whole
 from ..errors import UserError
 from ..files import check_folder
+from ..machine import mend_bfloat16
 
 if TYPE_CHECKING:  # torch is imported when there is something to measure
     from .measure import Comparison
@@ -55,6 +56,8 @@ def main(argv: list[str]) -> int:
     for option, folder in (("--json", options.json and options.json.parent), ("--plot", options.plot)):
         if folder is not None:
             check_folder(folder, option)
+    if mend_bfloat16():
+        print("This machine announces AMX but stops programs that use it: bfloat16 is measured without it.")
     import torch
 
     torch.set_num_threads(options.threads)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..cli import STOPPED, place_of, quieten
 from ..errors import UserError, printable
+from ..machine import keep_memory, mend_bfloat16
 from . import _also_a_function
 from .config import RunConfig, RunSettings, configure, parse
 from .slurm import AGAIN
@@ -112,6 +113,9 @@ def _train(config: RunConfig, stop: Any, quiet: bool) -> Outcome:
     _check_device(config.run.device)
     _check_compiler(config.run)
     quieten()
+    keep_memory()
+    if config.train.precision == "bf16":
+        mend_bfloat16()
     if config.run.threads is not None:
         import torch
 

@@ -49,6 +49,9 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--size", "--variant", choices=["base", "large", "long", "short"], help="only runs of this size"
     )
+    parser.add_argument(
+        "--compile", action="store_true", help="train through torch.compile: long runs are faster, results differ by rounding"
+    )
     add_options(parser, jobs=os.cpu_count() or 1)
     options = parser.parse_args(argv)
     if options.figure == "quick" and options.scale is not None:
@@ -70,7 +73,7 @@ def main(argv: list[str]) -> int:
         if options.figure == "quick":
             print(f"And before these, recall: {len(configs(*first(options.out)))} runs of a few seconds.")
         return 0
-    runs = _runs([results.planned(cell) for cell in cells], options.scale, options.out)
+    runs = _runs([results.planned(cell) for cell in cells], options.scale, options.out, options.compile)
     if options.figure == "quick":
         runs = [*configs(*first(options.out)), *runs]
     _check(options, runs)
@@ -92,11 +95,12 @@ def plan(figure: str, chosen: Scale, seeds: int, size: str | None = None) -> lis
     return cells
 
 
-def _runs(planned: Sequence[PlannedRun], chosen: Scale, out: Path) -> list[RunConfig]:
+def _runs(planned: Sequence[PlannedRun], chosen: Scale, out: Path, compiled: bool) -> list[RunConfig]:
     """The runs to bring to their end. One that has ended is where it was found; one that is packed needs nothing more."""
     runs = []
     for one in planned:
         config = chosen.config(one.cell, out / "runs")
+        config = replace(config, run=replace(config.run, compile=compiled))
         if one.ended and one.folder.is_dir():
             config = replace(config, run=replace(config.run, folder=str(one.folder)))
         if not one.ended or one.folder.is_dir():
