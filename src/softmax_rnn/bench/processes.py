@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import UserError
 from .measure import Comparison, Work, interleave
 
+Found = TypeVar("Found")
 WARM_UP = 600  # tokens generated before the peak is taken for the first time
 
 
@@ -65,7 +66,7 @@ def startup(quick: bool = False) -> Iterator[Comparison]:
     yield Comparison("softmax-rnn --help", "", "0.5 s", spent.best, 0.5, 1.0, dtype="-", spread=spent.spread)
 
 
-def in_new_process(function: Callable[..., float], *arguments: Any) -> float:
+def in_new_process(function: Callable[..., Found], *arguments: Any) -> Found:
     """What the function returns in a fresh interpreter, whose memory nobody has used before."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()

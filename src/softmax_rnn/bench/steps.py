@@ -1,8 +1,9 @@
 """Whole steps: ``bench decode``, one more token after N, and ``bench train``, a step of training.
 
 decode   with a Kronecker state, against SDPA over a cache of keys and values
-train    our trainer against a bare PyTorch loop over transformers' Llama (sdpa): same sizes, data, optimiser and machine, in turns in
-         one process, so that a busy machine disturbs both alike; and our attention against a dense one in the same model
+train    our trainer against a bare PyTorch loop over transformers' Llama (sdpa): same sizes, data, optimiser and machine, in turns, so
+         that a busy machine disturbs both alike, each in a process of its own, since our trainer changes how a process keeps memory;
+         and our attention against a dense one in the same model
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ..nn import Attention as Layer
 from ..slots.presets import mechanism as resolve
 from .measure import Comparison, Work, interleave
 from .ops import DENSE
+from .processes import in_new_process
 
 MECHANISM, HEADS, D, E = "taylor2", 8, 16, 64
 
@@ -142,11 +144,11 @@ def training_speed(mechanism: str, preset: str, steps: int, rounds: int, compile
         train=replace(base.train, steps=steps, eval_every=steps),
         run=replace(base.run, threads=torch.get_num_threads(), compile=compiled),
     )
-    data = prepare(config.data, config.tokenizer, quiet=True)
+    prepare(config.data, config.tokenizer, quiet=True)  # tokenised once, for all of these processes
     found = []
     for _ in range(rounds):
-        other = _bare(config, data, compiled=True) if compiled else 0.0
-        found.append((*_ours(config), _bare(config, data), other))
+        other = in_new_process(_bare, config, True) if compiled else 0.0
+        found.append((*in_new_process(_ours, config), in_new_process(_bare, config), other))
     ours, share, bare, other = (statistics.median(column) for column in zip(*found, strict=True))
     return Speed(ours, bare, share, other)
 
@@ -168,14 +170,15 @@ def _ours(config: Any) -> tuple[float, float]:
     return sum(tokens for tokens, _ in spans) / seconds, waited / seconds
 
 
-def _bare(config: Any, data: Any, compiled: bool = False) -> float:
+def _bare(config: Any, compiled: bool = False) -> float:
     """Tokens per second of the shortest loop that trains Llama on the same rows, without its first steps."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from ..lab.data import Order, collate
+    from ..lab.data import Order, collate, prepare
     from ..lab.model import model_config
 
-    t = config.train
+    torch.set_num_threads(config.run.threads)
+    data, t = prepare(config.data, config.tokenizer, quiet=True), config.train
     settings = model_config(config.model, data.tokenizer, config.data.length).to_dict()
     known = LlamaConfig().to_dict().keys() - {"model_type", "architectures"}
     sizes = {k: v for k, v in settings.items() if k in known}

@@ -50,7 +50,9 @@ def read_options(argv: list[str]) -> argparse.Namespace:
         "--size", "--variant", choices=["base", "large", "long", "short"], help="only runs of this size"
     )
     parser.add_argument(
-        "--compile", action="store_true", help="train through torch.compile: long runs are faster, results differ by rounding"
+        "--compile",
+        action="store_true",
+        help="train through torch.compile: long runs are faster, results differ by rounding",
     )
     add_options(parser, jobs=os.cpu_count() or 1)
     options = parser.parse_args(argv)
