@@ -5,8 +5,9 @@ q, k, v -> centre, mask, gates, feature map -> a form: numerator and denominator
 ``sdpa`` has the signature of torch's ``scaled_dot_product_attention``; ``taylor_terms`` gives the numerator of each order by itself.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, overload
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import Any, Literal, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -35,6 +36,8 @@ from .slots.kernels import Power
 from .slots.mechanism import Mechanism
 from .slots.presets import mechanism as resolve
 from .state import State
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @overload
@@ -205,6 +208,18 @@ def taylor_terms(
     return torch.stack(terms)
 
 
+def _as_torch_says(function: F) -> F:
+    """Arguments by torch's names as well: query, key, value."""
+    ours = {"query": "q", "key": "k", "value": "v"}
+
+    @wraps(function)
+    def renamed(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **{ours.get(name, name): value for name, value in kwargs.items()})
+
+    return cast(F, renamed)
+
+
+@_as_torch_says
 def sdpa(
     q: Tensor,
     k: Tensor,
@@ -218,7 +233,8 @@ def sdpa(
     mechanism: str | Mechanism = "norm",
     **tensors: Tensor | None,
 ) -> Tensor:
-    """``torch.nn.functional.scaled_dot_product_attention`` by another mechanism: the same arguments, to swap in one line.
+    """``torch.nn.functional.scaled_dot_product_attention`` by another mechanism, ``norm`` unless you name one: the same arguments, to
+    swap in one line.
 
     As there, not causal unless you say so. Masks that only hide padding, or are causal, or both, are recognised, as booleans
     (True = attend) or as 0 and -inf; any other is refused, and so is dropout on the weights.

@@ -6,6 +6,7 @@ import json
 import operator
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from .cli import Parser
@@ -17,12 +18,10 @@ def main(argv: list[str]) -> int:
     parser = Parser("softmax-rnn list", description="Mechanisms, model sizes, and runs with what differs between them.")
     parser.add_argument("--sizes", action="store_true", help="model sizes with their parameter counts")
     parser.add_argument(
-        "--runs", nargs="?", const="runs", metavar="FOLDER", help="finished and unfinished runs (default: runs)"
+        "--runs", nargs="*", metavar="FOLDER", help="finished and unfinished runs of these folders (default: runs)"
     )
     runs = parser.add_argument_group("with --runs")
-    runs.add_argument(
-        "--sort", metavar="KEY", help="by a column or an option, such as test_loss or train.lr; -KEY: largest first"
-    )
+    runs.add_argument("--sort", metavar="KEY", help="by a column or an option, such as test_loss or train.lr")
     runs.add_argument("--reverse", action="store_true", help="the largest first")
     runs.add_argument(
         "--where",
@@ -38,7 +37,7 @@ def main(argv: list[str]) -> int:
     if options.sizes:
         lines = _sizes()
     elif options.runs is not None:
-        lines = _runs(options.runs, options.sort, options.reverse, options.where, options.json)
+        lines = _runs(options.runs or ["runs"], options.sort, options.reverse, options.where, options.json)
     else:
         lines = _mechanisms()
     print("\n".join(lines))
@@ -91,10 +90,10 @@ TESTS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def _runs(folder: str, sort: str | None, reverse: bool, where: list[str], as_json: bool) -> list[str]:
+def _runs(folders: list[str], sort: str | None, reverse: bool, where: list[str], as_json: bool) -> list[str]:
     from .lab.store import runs_table
 
-    runs = runs_table(folder)
+    runs = [run for folder in folders for run in runs_table(folder)]
     for test in where:
         runs = [run for run in runs if _passes(run, test, runs)]
     if sort is not None:
@@ -105,7 +104,10 @@ def _runs(folder: str, sort: str | None, reverse: bool, where: list[str], as_jso
     if as_json:
         return [json.dumps(runs, indent=1, default=str)]
     if not runs:
-        return [printable(f"There are no {'such ' if where else ''}runs in {folder}.")]
+        missing = [folder for folder in folders if folder != "runs" and not Path(folder).exists()]
+        if missing:
+            raise UserError(f"There is no folder {missing[0]}.")
+        return [printable(f"There are no {'such ' if where else ''}runs in {' and '.join(folders)}.")]
     swept = _swept(runs)
     columns = [*SHOWN, *swept, *RESULTS, "folder"]
     table = [columns, *([_cell(run, column) for column in columns] for run in runs)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -137,3 +138,10 @@ def test_without_a_network_the_hub_is_asked_once(tmp_path: Path, monkeypatch: py
     ):
         load_model("owner/model")
     assert asked == ["owner/model"]
+
+
+def test_several_folders_and_one_that_is_missing(
+    runs: Path, capsys: pytest.CaptureFixture[str], refused: Callable[..., str]
+) -> None:
+    assert names(listed(capsys, str(runs / "run0"), str(runs / "run2"))) == ["run0", "run2"]
+    assert "There is no folder nowhere." in refused("list", "--runs", "nowhere")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -65,3 +67,33 @@ def test_every_command_takes_plugins(place: Path, capsys: pytest.CaptureFixture[
 def test_plugins_that_do_not_work(place: Path, refused: Callable[..., str], name: str, says: str) -> None:
     for argv in (["list"], ["train", "--print-config"]):
         assert says in refused(*argv, "--plugins", name)
+
+
+def test_a_run_brings_its_plugins_and_a_saved_model_names_the_class(place: Path) -> None:
+    (place / "my_module.py").write_text(
+        MODULE + "\nclass Mine(Sum): ...\nregister('own', Mechanism(Taylor(2), Mine()))\n"
+    )
+    (place / "text.txt").write_text("once upon a time there was a text. " * 200)
+    small = "{hidden_size: 16, intermediate_size: 16, num_attention_heads: 2, num_hidden_layers: 1}"
+    argv = [
+        "train",
+        "--preset",
+        "tiny",
+        "--plugins",
+        "my_module",
+        "--model.mechanism",
+        "own",
+        "--model.overrides",
+        small,
+    ]
+    argv += ["--data.source", "text.txt", "--data.length", "16", "--tokenizer.vocab", "280", "--train.steps", "2"]
+    assert cli.main([*argv, "--run.folder", "run"]) == 0
+    saved = json.loads(next(place.glob("run/checkpoint-*/config.json")).read_text())
+    assert saved["mechanism"]["denominator"]["type"] == "my_module.Mine"
+    command = str(Path(sys.executable).with_name("softmax-rnn"))  # where the working folder is not on the path
+    argv = [command, "generate", "run", "--prompt", "once", "--max-new-tokens", "2"]
+    assert subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+
+def test_a_pattern_that_the_shell_has_expanded(place: Path, refused: Callable[..., str]) -> None:
+    assert "in quotes" in refused("train", "--data.source", "my_module.py", "broken.py")

@@ -76,3 +76,9 @@ def test_a_causal_mask_of_one_token():
     q = torch.randn(1, 1, 1, 4, generator=torch.Generator().manual_seed(0))
     one, zero = torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, 1, 1)
     torch.testing.assert_close(sr.sdpa(q, q, q, attn_mask=one, mechanism="fox", log_decay=zero), q)
+
+
+def test_torchs_names():
+    q, k, v = torch.randn(3, 1, 2, 5, 4).unbind()
+    assert torch.equal(sr.sdpa(query=q, key=k, value=v, is_causal=True), sr.attention(q, k, v, "norm"))
+    assert torch.equal(sr.sdpa(q=q, k=k, v=v), sr.sdpa(q, k, v))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -93,3 +94,31 @@ assert "torch" not in sys.modules
 
 def test_the_functions_are_documented() -> None:
     assert all(map(inspect.getdoc, (train.call, sweep.call, load_run, configure)))
+
+
+def test_a_run_is_shown_in_a_line(corpus: Path, tmp_path: Path) -> None:
+    run = train(preset="tiny", mechanism="norm", quiet=True, **options(corpus, tmp_path))
+    assert re.fullmatch(r"<Run \S+: done, step 4, test_loss \d\.\d+>", repr(run))
+
+
+SCRIPT = """
+from softmax_rnn.lab import sweep
+print("once")
+runs = sweep({{"mechanism": ["softmax", "norm"]}}, preset="tiny", **{options!r})
+print([run.status for run in runs])
+"""
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_is_not_run_by_its_workers(corpus: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(options=options(corpus, tmp_path)))
+    said = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True).stdout
+    assert said == "once\n['done', 'done']\n"
+
+
+@pytest.mark.slow
+def test_a_sweep_that_cannot_run_says_why(tmp_path: Path) -> None:
+    wrong = options(tmp_path / "nowhere.txt", tmp_path)
+    with pytest.raises(UserError, match=r"was not trained: .*nowhere\.txt"):
+        sweep({"mechanism": ["norm"]}, preset="tiny", **wrong)

@@ -53,6 +53,7 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt_oss": ("GptOssForCausalLM", "GptOssConfig", {**WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }  # fmt: skip
 ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "albert": ("AlbertModel", "AlbertConfig", {**ENCODER, "embedding_size": 16}),  # its layers share one module
     "camembert": ("CamembertModel", "CamembertConfig", ENCODER),
     "modernbert": ("ModernBertModel", "ModernBertConfig", {**ENCODER, "cls_token_id": 1, "sep_token_id": 2}),
     "distilbert": (

@@ -194,3 +194,11 @@ def test_without_the_import(folder, tmp_path):
 def test_importing_the_package_alone_stays_light():
     code = "import sys, softmax_rnn; print('torch' in sys.modules, 'transformers' in sys.modules)"
     assert run(code).stdout.split() == ["False", "False"]
+
+
+def test_a_masked_model_of_a_causal_config_says_that_it_sees_both_sides(small, tmp_path):
+    config = sr.SoftmaxRnnConfig(**small)
+    model = sr.SoftmaxRnnForMaskedLM(config)
+    model.save_pretrained(tmp_path)
+    assert config.is_causal
+    assert not sr.SoftmaxRnnConfig.from_pretrained(tmp_path).is_causal

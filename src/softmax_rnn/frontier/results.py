@@ -160,7 +160,7 @@ def footprint(point: Point, context: int) -> Footprint:
 
 # Colours by what a mechanism is; the first pattern that its name matches.
 FAMILIES: dict[str, tuple[str, str]] = {
-    "near exact, far series": (r"near2_w\d+", "#d1495b"),
+    "exact for recent tokens, series for older ones": (r"near2_w\d+", "#d1495b"),
     "delta rule": (r".*_delta|delta.*", "#8a4fbf"),
     "decay": (r".*_decay|fox", "#c8860d"),
     "series under a norm": (r"taylor\d+_norm", "#2a78c2"),

@@ -310,11 +310,12 @@ def from_dict(values: Mapping[str, Any], preset: Any = "laptop") -> RunConfig:
 
 
 def configure(base: str | RunConfig = "laptop", **options: Any) -> RunConfig:
-    """A configuration: a preset's, or another one's, with some options changed; all are checked.
+    """A configuration: a preset's (also ``preset="tiny"``), or another one's, with some options changed; all are checked.
 
     >>> configure("tiny", mechanism="norm", steps=100, data={"source": "sotu"}).train.steps
     100
     """
+    base = options.pop("preset", base)
     changes = {full_name(name, RunConfig): value for name, value in options.items()}
     if isinstance(base, RunConfig):
         values = asdict(base)

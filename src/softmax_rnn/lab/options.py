@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 import types
 import typing
@@ -243,7 +244,8 @@ def typed_options(typed: argparse.Namespace, rest: list[str], root: type) -> Pla
         word = words.pop(0)
         if not word.startswith(tables) or not words:
             name = word.partition("=")[0]
-            raise UserError(f"unrecognized arguments: {name}: {nearest(name.lstrip('-'), root)}")
+            file = "put a pattern of files, such as '*.txt', in quotes." if os.path.exists(name) else ""
+            raise UserError(f"unrecognized arguments: {name}: {file or nearest(name.lstrip('-'), root)}")
         merge(values, nested(word[2:], parse_yaml(words.pop(0), word)))
     return values
 

@@ -21,7 +21,7 @@ from .recorder import DamagedMetrics, read
 ENDED = ("done", "diverged")  # the states of a run whose numbers are final
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """One run, read from its folder or from packed files."""
 
@@ -30,6 +30,12 @@ class Run:
     rows: list[dict[str, Any]] = field(default_factory=list)
     damage: str | None = None
     packed_environment: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        losses = [
+            f"{name} {self.last(name):.4g}" for name in ("test_loss", "test_accuracy") if self.last(name) is not None
+        ]
+        return f"<Run {self.folder}: {', '.join([self.status, f'step {self.step}', *losses])}>"
 
     @property
     def environment(self) -> dict[str, Any]:

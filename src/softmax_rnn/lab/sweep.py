@@ -22,10 +22,11 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ..cli import STOPPED, Parser, whole
@@ -75,9 +76,11 @@ def grid_runs(sweep: Any) -> list[RunConfig]:
     [0, 1]
     """
     known = ("preset", "base", "grid")
-    if not isinstance(sweep, dict) or not isinstance(sweep.get("grid"), dict) or set(sweep) - set(known):
+    unknown = sorted(map(str, set(sweep) - set(known))) if isinstance(sweep, dict) else []
+    if not isinstance(sweep, dict) or not isinstance(sweep.get("grid"), dict) or unknown:
         raise UserError(
-            f"A sweep must have the keys {', '.join(known)} and no others, with lists of values under grid."
+            f"A sweep must have the keys {', '.join(known)} and no others{f', not {unknown[0]!r}' if unknown else ''}, "
+            "with lists of values under grid."
         )
     base = sweep.get("base") or {}
     if not isinstance(base, dict):
@@ -117,6 +120,9 @@ def call(grid: Mapping[str, Sequence[Any]], *, preset: str = "laptop", jobs: int
     }
     runs = grid_runs(plan)
     run_all(runs, argparse.Namespace(jobs=jobs, slurm=False), "sweep")
+    for run in runs:
+        if find_run(run.folder) is None:
+            raise UserError(f"{run.folder} was not trained: {_last_line(_log(run))}")
     return [load_run(run.folder) for run in runs]
 
 
@@ -180,7 +186,7 @@ class _Pool:
             if self.stop.asked:
                 worker.stop()
             if worker.ended:
-                self.ended[folder] = self.running.pop(folder).ending()
+                self.ended[folder] = self.running.pop(folder).ending(bool(self.stop.asked))
         return [folder for folder in self.ended if folder not in before]
 
     def states(self) -> dict[Path, str]:
@@ -192,21 +198,32 @@ SERVER = multiprocessing.get_context("forkserver")
 IMPORTED = ["softmax_rnn.lab.train", "softmax_rnn.lab.trainer", "softmax_rnn.models", "softmax_rnn.tasks.base"]
 
 
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """A worker needs nothing of the script that started it, and must not run it again."""
+    script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
+
+
 class _Worker:
     """``softmax-rnn train`` in a process that does not see the terminal's Ctrl-C; its output goes to a log."""
 
     def __init__(self, run: RunConfig, jobs: int, slot: int) -> None:
         self.run, self.slot = run, slot
         threads = run.run.threads or max(1, (os.cpu_count() or 1) // jobs)
-        place = Path(run.run.root) / ".jobs"
-        file, self.log = place / f"{run.folder.name}.yaml", place / f"{run.folder.name}.log"
+        self.log = _log(run)
+        place, file = self.log.parent, self.log.with_suffix(".yaml")
         with writing(place, "make room, or choose another --run.root"):
             place.mkdir(parents=True, exist_ok=True)
             file.write_text(to_yaml(replace(run, run=replace(run.run, threads=threads))))
             self.log.write_bytes(b"")
         SERVER.set_forkserver_preload(IMPORTED)
         self.process = SERVER.Process(target=_train, args=(str(file), str(self.log), self._environment()))
-        self.process.start()
+        with _without_main():
+            self.process.start()
 
     def _environment(self) -> dict[str, str]:
         """Each process has a GPU of its own, where there are several."""
@@ -227,15 +244,25 @@ class _Worker:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGTERM)
 
-    def ending(self) -> str:
-        """How it ended; the last line of its log if it broke."""
+    def ending(self, asked: bool) -> str:
+        """How it ended, perhaps ``asked`` to; the last line of its log if it broke."""
         code = self.process.exitcode
-        if code in (0, STOPPED, -signal.SIGTERM):
+        if asked or code in (0, STOPPED, -signal.SIGTERM):
             return "done" if code == 0 else "stopped"
         if status(self.run) == "diverged":
             return "diverged"
-        lines = self.log.read_text(errors="replace").strip().splitlines() or [f"no output, exit code {code}"]
-        return printable(f"failed: {lines[-1].removeprefix('softmax-rnn train: ')}")
+        return f"failed: {_last_line(self.log) or f'no output, exit code {code}'}"
+
+
+def _log(run: RunConfig) -> Path:
+    """Where a worker writes."""
+    return Path(run.run.root) / ".jobs" / f"{run.folder.name}.log"
+
+
+def _last_line(log: Path) -> str:
+    """What a worker said last; nothing if it said nothing."""
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return printable(lines[-1].removeprefix("softmax-rnn train: ")) if lines else ""
 
 
 def _train(file: str, log: str, environment: dict[str, str]) -> None:

@@ -281,7 +281,7 @@ PATCHED = """## Load it
 ```python
 from softmax_rnn.models import load_model  # pip install 'softmax-rnn[models]'
 
-model = load_model("this folder")
+model = load_model("path/to/this/folder")
 ```
 
 Plain transformers opens this folder, too, but computes the model's own attention.
@@ -320,8 +320,8 @@ A Llama whose attention is computed by the mechanism below; made with softmax-rn
 import softmax_rnn  # pip install 'softmax-rnn[models]'
 from transformers import {auto}
 
-model = {auto}.from_pretrained("this folder")
+model = {auto}.from_pretrained("path/to/this/folder")
 ```
 
-Without the import, `{auto}.from_pretrained("this folder", trust_remote_code=True)` does the same where softmax-rnn is installed.
+Without the import, `{auto}.from_pretrained("path/to/this/folder", trust_remote_code=True)` does the same where softmax-rnn is installed.
 """

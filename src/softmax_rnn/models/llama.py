@@ -39,6 +39,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaPre
 from ..errors import MechanismError, MechanismWarning, UserError
 from ..nn import ShortConv, starts
 from ..slots.mechanism import Mechanism
+from ..slots.presets import REGISTERED
 from ..slots.presets import mechanism as resolve
 from . import masks
 from .attention import SoftmaxRnnAttention, ungated
@@ -160,9 +161,11 @@ def _check_heads(config: LlamaConfig) -> None:
 
 
 def _plain(mechanism: Any) -> Any:
-    """Names and dicts, which JSON can hold, in place of ``Mechanism`` values."""
+    """Names and dicts, which JSON can hold, in place of ``Mechanism`` values; names that a user registered are written out."""
     if isinstance(mechanism, list | tuple):
         return [_plain(m) for m in mechanism]
+    if isinstance(mechanism, str):
+        mechanism = REGISTERED.get(mechanism, mechanism)
     return mechanism.to_dict() if isinstance(mechanism, Mechanism) else mechanism
 
 
@@ -323,6 +326,8 @@ class SoftmaxRnnForMaskedLM(SoftmaxRnnPreTrainedModel):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: SoftmaxRnnConfig) -> None:
+        config = copy.deepcopy(config)
+        config.is_causal = False  # of a causal model's config, too: what is saved says what it is
         super().__init__(config)
         self.model = SoftmaxRnnModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)

@@ -159,17 +159,21 @@ def _check_model(model: Any) -> None:
 
 
 @contextlib.contextmanager
-def _softmax(model: PreTrainedModel, modules: list[nn.Module]) -> Iterator[Counter[int]]:
-    """The model with softmax from our kernels, for as long as it lasts; counts calls by module."""
+def _softmax(model: PreTrainedModel, modules: list[nn.Module]) -> Iterator[tuple[Counter[int], Counter[int]]]:
+    """The model with softmax from our kernels, for as long as it lasts; counts calls of ours and of modules, which layers may share."""
     calls: Counter[int] = Counter()
+    entered: Counter[int] = Counter()
+    hooks = [m.register_forward_pre_hook(lambda module, _: entered.update([id(module)])) for m in modules]
     before = _implementations(model)
     try:
         _use([(config, masks.NAME) for config, _ in before])
         for module in modules:
             setattr(module, SWAP, Swap(resolve("softmax"), None, calls))
-        yield calls
+        yield calls, entered
     finally:
         _use(before)
+        for hook in hooks:
+            hook.remove()
         for module in modules:
             delattr(module, SWAP)
 
@@ -254,7 +258,8 @@ def patched_attention(
         raise MechanismError(f"The model asks for {asked[0]} ({UNSUPPORTED[asked[0]]}), which no mechanism has.")
     if dropout:
         raise MechanismError(
-            f"Mechanisms have no dropout on weights, and this model trains with {dropout}: set it to 0, or call model.eval()."
+            f"Mechanisms have no dropout on weights, and this model was made with {dropout}: load it with attention_dropout=0.0 "
+            "(GPT-2: attn_pdrop=0.0, BERT: attention_probs_dropout_prob=0.0), or call model.eval()."
         )
     m, options = _as_asked(swap.mechanism, kwargs.get("softcap"), kwargs.get("s_aux"))
     causal = reads_causally(module, is_causal)

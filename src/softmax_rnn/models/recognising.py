@@ -47,9 +47,11 @@ def _calls_it(kind: type) -> bool:
 
 
 def try_once(
-    model: PreTrainedModel, modules: list[nn.Module], ours: contextlib.AbstractContextManager[Counter[int]]
+    model: PreTrainedModel,
+    modules: list[nn.Module],
+    ours: contextlib.AbstractContextManager[tuple[Counter[int], Counter[int]]],
 ) -> None:
-    """The small forward passes, own and ours; ``ours`` swaps softmax in, and counts the calls by the module's id.
+    """The small forward passes, own and ours; ``ours`` swaps softmax in, and counts its calls, and the module's, by the module's id.
 
     Once for each class, configuration and kinds of layers; raises ``MechanismError`` with the reason.
     """
@@ -67,7 +69,7 @@ def try_once(
             raise MechanismError(
                 f"{type(model).__name__} cannot be tried on a small input ({first_line(error)}), so its attention is not swapped."
             ) from None
-        with ours as calls:
+        with ours as (calls, entered):
             try:
                 new = [_tensors(model(**i)) for i in inputs]
             except MechanismError as error:
@@ -75,7 +77,7 @@ def try_once(
                     f"The attention of {family!r} models cannot be swapped: {first_line(error)}"
                 ) from None
     _compare(family, own, new, [i.get("attention_mask") for i in inputs])
-    if max(calls.values(), default=0) > len(inputs):
+    if any(many > entered[module] for module, many in calls.items()):
         raise MechanismError(
             f"The attention of {family!r} models cannot be swapped: a layer of theirs calls the attention function several times "
             "and combines the results."

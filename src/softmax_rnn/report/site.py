@@ -44,6 +44,7 @@ NUMBERS = {
     "spikes": 0,
     "seconds": 0,
 }  # columns, with decimals
+NAMES = {"steps": "steps done"}  # beside an option of the same name
 SAMPLE = JudgedTest("", "inconclusive", (-0.02, 0.02), 0.012, -0.003, 0.027, values=[0.006, 0.011, 0.019])
 
 
@@ -271,7 +272,7 @@ def runs_section(report: Report) -> str:
         return '<section id="runs"><h2>Runs</h2><p class="absent">There are no runs yet.</p></section>'
     groups, keys = _groups(report), list(dict.fromkeys(key for run in report.runs for key in run.keys))
     numbers = [n for n in NUMBERS if n != "test_accuracy" or any(run.test_accuracy is not None for run in report.runs)]
-    columns = ["run", *keys, "status", *(name.replace("_", " ") for name in numbers), "note"]
+    columns = ["run", *keys, "status", *(NAMES.get(name, name.replace("_", " ")) for name in numbers), "note"]
     head = "".join(f'<th scope="col">{text(column)}</th>' for column in columns)
     lines = "\n".join(_run(run, keys, numbers, groups[run.name]) for run in report.runs)
     return f"""<section id="runs"><h2>Runs</h2>

@@ -120,7 +120,8 @@ def _find(base: type, name: str, what: str) -> type:
         kind = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise MechanismError(
-            f"The {what} type {name!r} cannot be imported ({error}): is its module on the path?"
+            f"The {what} type {name!r} cannot be imported ({error}): put its module on Python's path, "
+            f"or say --plugins {module} on the command line."
         ) from None
     if not (isinstance(kind, type) and issubclass(kind, base)):
         raise MechanismError(f"{name} is not a {what}: it must be a subclass of {base.__name__}.")

@@ -1,4 +1,4 @@
-"""``softmax-rnn recall``: train small models on tasks and say how many answers are right, by mechanism and by what they remember.
+"""``softmax-rnn recall``: train small models on tasks and say how many answers are right, by mechanism and by size of the state.
 
     softmax-rnn recall                                                         MQAR with 16 pairs: linear, orders 2 and 4, softmax, norm
     softmax-rnn recall mqar forgetting --pairs 8 16 --orders 1 2 4 --key-dim 8 16 --seeds 3 --jobs 2
@@ -140,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         type=whole(0, 20),
         metavar="N",
-        help="Taylor series of these orders (default: 2 4); odd ones under a norm",
+        help="Taylor series of these orders (default: 2 4); odd orders use a norm, not a sum: their weights can be negative",
     )
     p.add_argument(
         "--key-dim",
@@ -243,7 +243,7 @@ def _sources(tasks: Sequence[str], pairs: Sequence[int] | None) -> list[str]:
     for text in tasks:
         has_pairs = hasattr(task(text), "pairs") and "pairs=" not in text
         if pairs and not has_pairs:
-            raise UserError(f"--pairs cannot be used with the task {text}, which has no pairs or says how many.")
+            raise UserError(f"The task {text} has no --pairs, or says itself how many.")
         for n in dict.fromkeys(pairs or [16]) if has_pairs else [None]:
             found.append(f"task:{text}" if n is None else f"task:{text},pairs={n}")
     for source in found:
