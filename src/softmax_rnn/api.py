@@ -103,10 +103,10 @@ def attention(
     m = resolve(mechanism)
     q, k, v = autocast(q, k, v)
     dims = check_qkv(q, k, v)
-    given = check_inputs(m, dims, q, tensors)
     check_masks(dims, q, key_padding_mask, segment_ids)
+    given = check_inputs(m, dims, q, tensors, key_padding_mask)
     check_center(m, dims, center)
-    check_options(m, causal, scale, window, chunk_size, backend)
+    check_options(m, q.dtype, causal, scale, window, chunk_size, backend)
     setting = Setting(m, dims, causal, window, None if state is None else type(state))
     check_state(setting, q, state, return_state, center)
     chosen = find_form(form, setting, return_state)
@@ -148,6 +148,10 @@ def finish(
     wide = torch.promote_types(x.dtype, torch.float32)
     gate = tensors.get("output_gate")
     gate = None if gate is None else gate.to(wide) if gate.ndim == 4 else gate.to(wide)[..., None]
+    if (
+        gate is not None and may_be_empty
+    ):  # whatever stands where no key is seen must not spread, not even into gradients
+        gate = gate.masked_fill(count == 0, 0.0)
     own = _own(m.denominator, tensors)
     if sums.lse is None and not m.kernel.exponential:
         x = m.denominator.divide(x, sums.total, count, **own)

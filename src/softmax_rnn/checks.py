@@ -17,7 +17,7 @@ from torch import Tensor
 from .backends import BACKENDS
 from .backends.operators import tracing
 from .errors import MechanismError, is_number
-from .problem import Dims, Setting
+from .problem import Dims, Setting, blank
 from .slots import Input
 from .slots.kernels import Near
 from .slots.mechanism import Mechanism
@@ -68,7 +68,9 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> Dims:
     return Dims(B, H, Hkv, Tq, Tk, D, E)
 
 
-def check_inputs(m: Mechanism, dims: Dims, q: Tensor, given: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+def check_inputs(
+    m: Mechanism, dims: Dims, q: Tensor, given: Mapping[str, Tensor | None], keep: Tensor | None
+) -> dict[str, Tensor]:
     """What the slots declared: present unless optional, tensors of the declared shape and range; nothing else. Returns those given."""
     declared = {x.name: x for x in m.inputs}
     found: dict[str, Tensor] = {}
@@ -80,7 +82,7 @@ def check_inputs(m: Mechanism, dims: Dims, q: Tensor, given: Mapping[str, Tensor
         if name not in declared:
             raise MechanismError(f"The mechanism '{m}' has no use for {name}=; leave it out.")
         check_tensor(name, value, dims.shape(declared[name]), q)
-        _check_range(declared[name], value)
+        _check_range(declared[name], value if keep is None else blank(value, declared[name], keep))
         found[name] = value
     for name, x in declared.items():
         if name not in found and not x.optional:
@@ -102,13 +104,17 @@ def check_tensor(name: str, value: object, shape: tuple[int, ...], q: Tensor) ->
         raise MechanismError(f"{name} is on {value.device}, q on {q.device}: move it there.")
     if tuple(value.shape) != shape:
         raise MechanismError(f"{name} must have shape {shape}, got {tuple(value.shape)}.")
+    if value.is_complex():
+        raise MechanismError(f"{name} must hold real numbers, got {value.dtype}.")
 
 
 def _check_range(declared: Input, value: Tensor) -> None:
     """Gates are not checked (a little over 1 does no harm); what would make a state explode is, on the CPU, where looking costs nothing."""
     if declared.name not in ("log_decay", "beta") or tracing() or value.device.type != "cpu" or value.numel() == 0:
         return
-    low, high = torch.aminmax(value.detach())
+    low, high = torch.aminmax(
+        value.detach().masked_fill(value.isnan(), 0.0)
+    )  # one NaN must not hide what is wrong elsewhere
     if bool(low < declared.low) or bool(high > declared.high):
         bad = low if bool(low < declared.low) else high
         limits = (
@@ -153,7 +159,13 @@ def check_center(m: Mechanism, dims: Dims, center: Tensor | None) -> None:
 
 
 def check_options(
-    m: Mechanism, causal: object, scale: object, window: object, chunk_size: object, backend: object
+    m: Mechanism,
+    dtype: torch.dtype,
+    causal: object,
+    scale: object,
+    window: object,
+    chunk_size: object,
+    backend: object,
 ) -> None:
     """Numbers and flags; and a scale that keeps the weights positive where they have to be."""
     if not isinstance(causal, bool):
@@ -178,7 +190,10 @@ def check_options(
     if scale is None:
         return
     if not is_number(scale):
-        raise MechanismError(f"scale must be a finite number or None, got {scale!r}.")
+        raise MechanismError(f"scale must be a finite number or None, got {str(scale)[:40]}.")
+    most = torch.finfo(torch.promote_types(dtype, torch.float32)).max
+    if abs(float(scale)) > most:  # type: ignore[arg-type]
+        raise MechanismError(f"scale must be at most {most:.3g} for {dtype}, got {scale!r}.")
     if m.kernel.signed_at(float(scale)) and m.denominator.needs_sum and not m.allow_signed:  # type: ignore[arg-type]
         raise MechanismError(
             f"With scale={scale} the weights of {m.kernel.text()} can be negative, so their sum can be 0: "
@@ -208,7 +223,25 @@ def check_state(setting: Setting, q: Tensor, state: State | None, wanted: bool, 
     if state.mechanism != m:
         raise MechanismError(f"The state belongs to '{state.mechanism}', not to '{m}'.")
     _check_same_center(state, center)
+    _check_window(setting.window, state)
     _check_memory(m, dims, q, state)
+
+
+def _check_window(window: int | None, state: State) -> None:
+    """The keys that the window asks for are there."""
+    if not isinstance(state, KVState):
+        if window is not None:
+            raise MechanismError(
+                "This state was made without window= and holds no keys that could leave it: continue without window=, "
+                "or begin again with it."
+            )
+        return
+    kept = state.key.shape[2]
+    if state.tokens > kept and (window is None or window > kept + 1):
+        raise MechanismError(
+            f"The state was made with a window and holds the newest {kept} keys: continue with window={kept} "
+            f"(at most {kept + 1}), got {window}."
+        )
 
 
 def _check_memory(m: Mechanism, dims: Dims, q: Tensor, state: State) -> None:

@@ -16,7 +16,12 @@ from collections.abc import Iterable
 
 def is_number(value: object) -> bool:
     """A finite number, and not True or False."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
 
 
 class MechanismError(ValueError):

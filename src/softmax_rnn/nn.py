@@ -173,7 +173,7 @@ class ShortConv(nn.Module):
 
         ``last`` (B,) is the segment id of the token before the first, to which all of the tail belongs.
         """
-        x = x if keep is None else x * keep[..., None]
+        x = x if keep is None else x.masked_fill(~keep[..., None], 0.0)  # not times 0: there may be NaN
         if tail is None:
             tail = x.new_zeros(len(x), self.width - 1, x.shape[-1])
         T, all_ = x.shape[1], torch.cat([tail, x], 1)
@@ -184,10 +184,10 @@ class ShortConv(nn.Module):
             reach = slice(self.width - 1 - j, self.width - 1 - j + T)
             past = all_[:, reach]
             if number is not None:
-                past = past * (number[:, reach] == number[:, self.width - 1 :])[..., None]
+                past = past.masked_fill((number[:, reach] != number[:, self.width - 1 :])[..., None], 0.0)
             out = out + past * self.weight[j]
         if number is not None:
-            all_ = all_ * (number == number[:, -1:])[..., None]
+            all_ = all_.masked_fill((number != number[:, -1:])[..., None], 0.0)
         return out, all_[:, all_.shape[1] - self.width + 1 :]
 
 

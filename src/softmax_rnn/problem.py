@@ -18,6 +18,7 @@ from .backends.operators import tracing
 from .context import Context, number_documents
 from .errors import MechanismError
 from .slots import Input
+from .slots.kernels import Kernel
 from .slots.mechanism import Mechanism
 from .state import KVState, NearState, State
 
@@ -191,7 +192,7 @@ def prepare(
     # First of all, so that nothing under the mask can spread; its values stay 0, whatever the map makes of the keys.
     if keep is not None:
         k, v = (x.masked_fill(~keep[:, None, :, None], 0.0) for x in (k, v))
-        tensors = {name: _blank(tensors[name], m, name, keep) for name in tensors}
+        tensors = {x.name: blank(tensors[x.name], x, keep) for x in m.inputs if x.name in tensors}
     center = state.center if center is None and state is not None else center
     wide = torch.promote_types(q.dtype, torch.float32)
     if center is not None:
@@ -213,9 +214,14 @@ def prepare(
         own = positions[k.shape[2] - q.shape[2] :]
     else:  # queries without keys stand at the last token, as on the clock of the decay
         own = torch.full((q.shape[2],), max(before - 1, 0), device=q.device)
+    # A query that is NaN is mapped as 0 and then made NaN again: if it sees no key, nothing of it may reach a gradient.
+    maps = "log_temperature" in tensors or type(m.kernel).map_vectors is not Kernel.map_vectors
+    bad = q.isnan().any(-1, keepdim=True) if maps and (keep is not None or state is not None) else None
+    q = q if bad is None else q.masked_fill(bad, 0.0)
     q, k = m.kernel.map_vectors(q, own), m.kernel.map_vectors(k, positions)
     if "log_temperature" in tensors:
         q = q * tensors["log_temperature"].to(q.dtype).exp()[:, None, None]
+    q = q if bad is None else q.masked_fill(bad, torch.nan)
     if reference:  # which computes in the dtype it is given
         q, k = q.to(given), k.to(given)
     documents, segment = _documents(segments, state, k)
@@ -246,9 +252,9 @@ def as_state(m: Mechanism, k: Tensor, v: Tensor, keep: Tensor | None = None, cen
     return prepare(Setting(m, dims), k[:, :, :0], k, v, {}, keep=keep, center=center).with_past(None)[0]
 
 
-def _blank(x: Tensor, m: Mechanism, name: str, keep: Tensor) -> Tensor:
+def blank(x: Tensor, declared: Input, keep: Tensor) -> Tensor:
     """0 at padded keys, for tensors that belong to keys."""
-    sizes = next(i.sizes for i in m.inputs if i.name == name)
+    sizes = declared.sizes
     if sizes[:1] != ("B",) or "Tk" not in sizes:
         return x
     shape = [len(keep) if s == "B" else keep.shape[1] if s == "Tk" else 1 for s in sizes]

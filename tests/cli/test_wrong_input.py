@@ -212,9 +212,10 @@ def test_a_full_or_unwritable_out_is_found_before_the_work(
 
 
 def test_list_runs_where_there_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for place in ("/proc", "/nowhere", str(tmp_path), "a\x1b[2Jb"):
-        assert cli.main(["list", "--runs", place]) == 0
-        assert capsys.readouterr().out.count("\n") == 1
+    for place, code in (("/proc", 0), ("/nowhere", 2), (str(tmp_path), 0), ("a\x1b[2Jb", 2)):
+        assert cli.main(["list", "--runs", place]) == code
+        printed = capsys.readouterr()
+        assert (printed.err if code else printed.out)[:-1].isprintable()
 
 
 def test_one_damaged_run_does_not_hide_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,3 +244,23 @@ def test_one_damaged_run_does_not_hide_the_others(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize("name", ["é", "-a", "a..b", "x" * 97])
 def test_what_no_hub_could_have_does_not_exist(refused: Refused, name: str) -> None:
     assert "does not exist" in refused("generate", "--prompt", "x", "--", name)
+
+
+@pytest.mark.parametrize("what", ["missing", "empty", "a pipe"])
+def test_a_run_whose_metrics_are_gone_is_damaged(
+    tmp_path: Path, refused: Refused, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    for name in ("one", "two"):
+        a_run(tmp_path / name, {}, 2.0)
+    (tmp_path / "one" / "checkpoint-4").mkdir()
+    metrics = tmp_path / "one" / "metrics.jsonl"
+    metrics.unlink()
+    if what == "empty":
+        metrics.write_text("")
+    if what == "a pipe":
+        os.mkfifo(metrics)
+    assert cli.main(["list", "--runs", str(tmp_path)]) == 0
+    assert "one is damaged" in capsys.readouterr().out
+    assert "one is damaged" in refused("pack", str(tmp_path), str(tmp_path / "packed"))
+    assert cli.main(["report", str(tmp_path), "--out", str(tmp_path / "page")]) == 0
+    assert "one is damaged" in capsys.readouterr().err

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import softmax_rnn as sr
+from softmax_rnn.nn import Attention, ShortConv
 from softmax_rnn.slots.denominators import NORMS
 
 from .problems import NAMES, Problem, forms
@@ -96,18 +97,74 @@ def test_nan_under_the_mask_stays_there(name):
             torch.testing.assert_close(have, want, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["softmax", "norm", "length", "taylor2", "linear_elu", "fox"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_query_that_sees_nothing_may_be_nan(name):
     keep = torch.arange(13)[None].expand(2, -1) >= 3
     args = Problem().arguments(name)
-    q = args["q"].detach().clone()
-    q[:, :, :3] = torch.nan
-    args["q"] = q.requires_grad_()
+    for x in ("q", *(x.name for x in sr.mechanism(name).inputs if x.sizes[:3] == ("B", "H", "Tq"))):
+        dirty = args[x].detach().clone()
+        dirty[:, :, :3] = torch.nan
+        args[x] = dirty.requires_grad_()
     for form in ("reference", *forms(name)):
         out = sr.attention(mechanism=name, form=form, key_padding_mask=keep, **args)
         assert (out[:, :, :3] == 0).all()
-        grads = torch.autograd.grad(out[:, :, 3:].sum(), [args["k"], args["v"]])
-        assert all(g.isfinite().all() for g in grads), form
+        grads = torch.autograd.grad(out[:, :, 3:].sum(), list(args.values()), allow_unused=True)
+        assert all(g.isfinite().all() for g in grads if g is not None), form
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_nan_under_the_mask_does_not_spread_through_a_convolution(documents):
+    conv, x, late = ShortConv(16, 3), torch.randn(2, 9, 16), (torch.arange(9) >= 3).expand(2, -1)
+    torch.nn.init.normal_(conv.weight)
+    options = {"documents": late.long()} if documents else {"keep": late}
+    want, tail = conv(x, **options)
+    x[:, :3] = torch.nan
+    have, new = conv(x, **options)
+    torch.testing.assert_close((have[:, 3:], new), (want[:, 3:], tail), rtol=0, atol=0)
+
+
+def test_nan_under_the_mask_does_not_spread_through_a_layer():
+    layer, x, keep = Attention(16, 4, "norm", conv=3), torch.randn(2, 9, 16), (torch.arange(9) >= 3).expand(2, -1)
+    want = layer(x, key_padding_mask=keep)[:, 3:]
+    x[:, :3] = torch.nan
+    torch.testing.assert_close(layer(x, key_padding_mask=keep)[:, 3:], want, rtol=0, atol=0)
+
+
+def test_a_nan_hides_nothing_that_is_out_of_range():
+    args = Problem().arguments("fox", leaves=False)
+    args["log_decay"][0, 0, 3], args["log_decay"][1, 0, 5] = torch.nan, 0.1
+    with pytest.raises(sr.MechanismError, match=r"log_decay must be at most 0, got 0\.1"):
+        sr.attention(mechanism="fox", **args)
+    keep = torch.ones(2, 13, dtype=torch.bool)
+    keep[0, 3], keep[1, 5] = False, False
+    assert sr.attention(mechanism="fox", key_padding_mask=keep, **args).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"scale": 10**400}, "scale must be a finite number"),
+        ({"scale": 1e39}, "scale must be at most 3.4e\\+38 for torch.float32"),
+        ({"input_gate": torch.ones(2, 2, 13, dtype=torch.complex64)}, "input_gate must hold real numbers"),
+    ],
+)
+def test_numbers_that_cannot_be_computed_with(change, says):
+    args = Problem(dtype=torch.float32).arguments("in_gate", leaves=False) | change
+    with pytest.raises(sr.MechanismError, match=says):
+        sr.attention(mechanism="in_gate", **args)
+
+
+def test_a_state_and_another_window():
+    q, k, v = torch.randn(3, 1, 2, 6, 4).unbind()
+    cut = sr.attention(q, k, v, "softmax", window=2, return_state=True)[1]
+    assert sr.attention(q, k, v, "softmax", window=3, state=cut).isfinite().all()
+    for window in (4, None):
+        with pytest.raises(sr.MechanismError, match="holds the newest 2 keys: continue with window=2"):
+            sr.attention(q, k, v, "softmax", window=window, state=cut)
+    whole = sr.attention(q, k, v, "taylor2", return_state=True)[1]
+    for form in ("auto", "parallel", "chunked"):
+        with pytest.raises(sr.MechanismError, match="made without window="):
+            sr.attention(q, k, v, "taylor2", window=3, state=whole, form=form)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

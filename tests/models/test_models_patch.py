@@ -123,6 +123,11 @@ def test_softmax_generates_the_same(family, ids, left_padding, options):
     assert torch.equal(sr.patch(model, "softmax").generate(ids, **inputs, **options), before)
 
 
+def test_one_window_inside_another_is_refused():
+    with pytest.raises(sr.MechanismError, match="layer 0 of this model has a sliding window"):
+        sr.patch(build("mistral_window"), "near2")
+
+
 @pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "bert"])
 def test_padding_and_cache_are_respected(family, name, ids, left_padding):

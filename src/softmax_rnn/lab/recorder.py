@@ -163,6 +163,8 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 def _lines(file: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
     """Each row with the bytes it was read from."""
+    if file.exists() and not file.is_file():  # a pipe would be waited for
+        raise DamagedMetrics(f"{file.name} is not a file")
     try:
         content = file.read_bytes()
     except FileNotFoundError:

@@ -135,6 +135,8 @@ def read_run(folder: str | Path) -> Run:
         raise _damaged(folder, str(error)) from None
     except OSError as error:
         raise _damaged(folder, f"metrics.jsonl cannot be read: {error.strerror}") from None
+    if not rows and next(folder.glob("checkpoint-*"), None) is not None:
+        raise _damaged(folder, "it has a checkpoint, and metrics.jsonl is missing or empty")
     run = Run(folder, config, rows)
     steps = config["train"]["steps"]
     if run.status == "done" and run.step != steps:

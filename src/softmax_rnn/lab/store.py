@@ -56,7 +56,7 @@ def _folders(root: Path, depth: int) -> Iterator[Path]:
         device = os.stat(root).st_dev
     except OSError:
         return
-    if any(entry.name == "config.yaml" for entry in entries):
+    if {entry.name for entry in entries} & {"config.yaml", "metrics.jsonl"}:
         yield root
         return
     for entry in entries if depth else []:
@@ -222,9 +222,12 @@ def _read_metrics(folder: Path) -> dict[int, list[dict[str, Any]]]:
 def pack(source: Path, out: Path) -> tuple[int, int]:
     """Add the ended runs of ``source`` to those packed in ``out``, in place of those of the same name.
 
-    Gives how many runs are packed now, and how many of the source had not ended and were left out.
+    Gives how many runs are packed now, and how many of the source had not ended and were left out. A damaged one is refused by name.
     """
     new = find_runs(source)
+    damaged = [run.damage for run in new if run.damage is not None]
+    if damaged:
+        raise UserError(f"{damaged[0]} Nothing was packed.")
     ended = [run for run in new if run.ended]
     there = {run.folder.name: run for run in [*(read_packed(out) if is_packed(out) else []), *ended]}
     if not there:

@@ -80,6 +80,11 @@ def patch(
         raise MechanismError(
             f"'{m}' looks back in time, and this model reads both ways: take a mechanism without a window."
         )
+    windowed = [index for index, module in modules if getattr(module, "sliding_window", None) is not None]
+    if isinstance(m.kernel, Near) and windowed:
+        raise MechanismError(
+            f"'{m}' has a window of its own, and layer {windowed[0]} of this model has a sliding window: take a mechanism without one."
+        )
     centers = _read_centers(center)
     unknown = sorted(set(centers) - {index for index, _ in modules})
     if unknown:

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..cli import Parser
-from ..errors import UserError
+from ..errors import UserError, printable
 from ..files import nearest_name
 from .data import Band, CurveView, FigureView, PanelView, Report, RunView, Spread
 
@@ -77,6 +78,9 @@ def _compare(runs: list[Path], out: Path | None) -> int:
         index = write_site(report, site / "figures", site)
     except OSError as error:
         raise UserError(f"Cannot write to {site} ({error.strerror}): choose another --out.") from None
+    for run in report.runs:
+        if run.status == "damaged":
+            print(printable(run.note), file=sys.stderr)
     print(f"{len(report.runs)} runs; the report: {index}")
     return 0
 
