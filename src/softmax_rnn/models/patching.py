@@ -80,7 +80,7 @@ def patch(
         raise MechanismError(
             f"'{m}' looks back in time, and this model reads both ways: take a mechanism without a window."
         )
-    windowed = [index for index, module in modules if getattr(module, "sliding_window", None) is not None]
+    windowed = [index for index, module in modules if _sliding(module) is not None]
     if isinstance(m.kernel, Near) and windowed:
         raise MechanismError(
             f"'{m}' has a window of its own, and layer {windowed[0]} of this model has a sliding window: take a mechanism without one."
@@ -161,6 +161,13 @@ def _check_model(model: Any) -> None:
         raise MechanismError(
             "This model has a mechanism already: build it with SoftmaxRnnConfig(mechanism=...) instead of patching it."
         )
+
+
+def _sliding(module: nn.Module) -> int | None:
+    """The sliding window of a layer: its own, or that of the whole model."""
+    config = getattr(module, "config", None)
+    found: int | None = getattr(module, "sliding_window", getattr(config, "sliding_window", None))
+    return found
 
 
 @contextlib.contextmanager
