@@ -294,7 +294,7 @@ def test_what_is_not_a_model_to_patch(make):
 def test_dropout_and_weights_are_refused_where_they_are_asked_for(ids):
     model = sr.patch(build("bert"), "softmax")
     result(model.eval(), ids)
-    with pytest.raises(sr.MechanismError, match=r"no dropout on weights, and this model trains with 0\.1"):
+    with pytest.raises(sr.MechanismError, match=r"no dropout on weights, and this model was made with 0\.1"):
         model.train()(ids)
     with pytest.raises(sr.MechanismError, match="score mask"):
         model.eval()(ids, attention_mask=torch.ones(2, 1, 11, 11))
