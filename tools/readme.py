@@ -218,24 +218,32 @@ COUNTED = {
 }
 
 
+EARLY = " *(450 steps)*"  # marks what the longer scale has not run yet
+
+
 def headline() -> str:
-    """Five claims of the paper and what became of them, a line each; of the first edition's scale until the longer one has run them."""
-    longer = summary("cpu")
-    found = longer if set(MAIN_CLAIMS) <= set(whole(longer)) else summary("early")
-    by_name = {claim["name"]: claim for claim in found["claims"]}
-    words = ", ".join(f"{many} {COUNTED[verdict]}" for verdict, many in found["counts"].items() if many)
-    more = in_progress(longer) if finished(longer) < len(longer["runs"]) else ""
-    table = "docs/paper.md#verdicts" + ("" if found["scale"] == "cpu" else "-of-the-first-edition")
+    """Five claims of the paper and what became of them, a line each; of the first edition's scale where the longer one has not run them."""
+    longer, early = summary("cpu"), summary("early")
+    decided = whole(longer)
+    lines = []
+    for name in MAIN_CLAIMS:
+        found, mark = (longer, "") if name in decided else (early, EARLY)
+        claim = next(claim for claim in found["claims"] if claim["name"] == name)
+        lines.append(f"- **{claim['verdict']}**: {claim['sentence']}{mark}")
+    words = ", ".join(f"{many} {COUNTED[verdict]}" for verdict, many in longer["counts"].items() if many)
+    left = len(longer["runs"]) - finished(longer)
+    progress = f" So far {finished(longer)} of {len(longer['runs'])} runs are done." if left else ""
+    marked = " What is marked is from runs of a quarter of that length." if any(EARLY in line for line in lines) else ""
+    figure = "headline" if set(MAIN_CLAIMS) <= set(decided) else "fig4"
     return "\n".join(
         [
-            found["setting"],
+            longer["setting"] + progress + marked,
             "",
-            *(f"- **{by_name[name]['verdict']}**: {by_name[name]['sentence']}" for name in MAIN_CLAIMS),
+            *lines,
             "",
-            f"Of all {len(found['claims'])} claims, {words}.{more} [The whole table]({table}).",
+            f"Of all {len(longer['claims'])} claims, {words}. [The whole table](docs/paper.md#verdicts).",
             "",
-            "![Test loss of every replacement, and of every order of the series]"
-            f"(results/{found['scale']}/figures/headline.svg)",
+            f"![Test loss of softmax and of what replaces it](results/cpu/figures/{figure}.svg)",
         ]
     )
 
@@ -249,11 +257,6 @@ def whole(found: dict) -> list[str]:
         if test["verdict"] == "not run" or "without seed" in (test["note"] or "")
     }
     return [claim["name"] for claim in found["claims"] if claim["name"] not in part]
-
-
-def in_progress(found: dict) -> str:
-    """How far the longer scale is, while it has not been run to its end."""
-    return f" Of the longer scale {finished(found)} of {len(found['runs'])} runs are done."
 
 
 def finished(found: dict) -> int:
