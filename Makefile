@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# One test process more than there are cores: many tests wait for processes that they start.
+WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1) + 1)
 
 .PHONY: help demo report test quick lint types bench docs kernels slurm clients clean
 
@@ -16,7 +18,7 @@ report: $(READY)        ## the page of the committed results, in out/cpu-report
 	$(BIN)/softmax-rnn report results/cpu
 
 test: $(READY)          ## the whole test suite, on all cores
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile
 
 quick: $(READY)         ## the tests that take seconds
 	$(BIN)/python -m pytest -m "not slow"
