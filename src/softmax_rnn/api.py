@@ -148,10 +148,8 @@ def finish(
     wide = torch.promote_types(x.dtype, torch.float32)
     gate = tensors.get("output_gate")
     gate = None if gate is None else gate.to(wide) if gate.ndim == 4 else gate.to(wide)[..., None]
-    if (
-        gate is not None and may_be_empty
-    ):  # whatever stands where no key is seen must not spread, not even into gradients
-        gate = gate.masked_fill(count == 0, 0.0)
+    if gate is not None and may_be_empty:
+        gate = gate.masked_fill(count == 0, 0.0)  # what stands where no key is seen must not reach a gradient
     own = _own(m.denominator, tensors)
     if sums.lse is None and not m.kernel.exponential:
         x = m.denominator.divide(x, sums.total, count, **own)

@@ -82,7 +82,7 @@ def check_inputs(
         if name not in declared:
             raise MechanismError(f"The mechanism '{m}' has no use for {name}=; leave it out.")
         check_tensor(name, value, dims.shape(declared[name]), q)
-        _check_range(declared[name], value if keep is None else blank(value, declared[name], keep))
+        _check_range(declared[name], value, keep)
         found[name] = value
     for name, x in declared.items():
         if name not in found and not x.optional:
@@ -108,13 +108,12 @@ def check_tensor(name: str, value: object, shape: tuple[int, ...], q: Tensor) ->
         raise MechanismError(f"{name} must hold real numbers, got {value.dtype}.")
 
 
-def _check_range(declared: Input, value: Tensor) -> None:
+def _check_range(declared: Input, value: Tensor, keep: Tensor | None) -> None:
     """Gates are not checked (a little over 1 does no harm); what would make a state explode is, on the CPU, where looking costs nothing."""
     if declared.name not in ("log_decay", "beta") or tracing() or value.device.type != "cpu" or value.numel() == 0:
         return
-    low, high = torch.aminmax(
-        value.detach().masked_fill(value.isnan(), 0.0)
-    )  # one NaN must not hide what is wrong elsewhere
+    value = value.detach() if keep is None else blank(value.detach(), declared, keep)
+    low, high = torch.aminmax(value.masked_fill(value.isnan(), 0.0))  # a NaN must not hide what is wrong elsewhere
     if bool(low < declared.low) or bool(high > declared.high):
         bad = low if bool(low < declared.low) else high
         limits = (

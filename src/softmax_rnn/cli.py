@@ -7,7 +7,6 @@ code 2 (``errors.sentence``); a traceback is a defect of ours.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import io
 import math
@@ -112,24 +111,12 @@ def quieten() -> None:
 
 
 def place_of(model: str) -> str | Path:
-    """Where a model that was named is: ``smollm2`` is the file in the installed package. The plugins of a run are imported."""
+    """Where a model that was named is: ``smollm2`` is the file in the installed package."""
     if model != "smollm2":
-        _plugins_of(Path(model))
         return model
     from .models import smollm2_path
 
     return smollm2_path()
-
-
-def _plugins_of(model: Path) -> None:
-    """Import what a run, or the run of a checkpoint, was trained with."""
-    for folder in (model, model.parent):
-        if (folder / "config.yaml").is_file() and (folder / "environment.json").is_file():
-            from .lab.run import read_run
-
-            with contextlib.suppress(UserError):  # what is wrong with a run is said where it is read
-                import_plugins(read_run(folder).option("plugins") or [])
-            return
 
 
 def import_plugins(names: list[str]) -> None:

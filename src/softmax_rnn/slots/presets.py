@@ -181,4 +181,4 @@ def _unknown(name: str) -> str:
     examples = [f"{f}{n}{suffix}" for f in FAMILIES for n in (2, 4, 10) for suffix in ("", "_norm")]
     known = f"known are {', '.join(PRESETS)} and taylor{{N}}, elu{{N}}, ..."
     hint = did_you_mean(name, [*mechanisms(), *examples, *AUTHORS], known, most=3, cutoff=0.5)
-    return f"Unknown mechanism {name!r}: {hint} One of your own is found with --plugins MODULE."
+    return f"Unknown mechanism {name!r}: {hint}"
