@@ -69,7 +69,9 @@ def test_plugins_that_do_not_work(place: Path, refused: Callable[..., str], name
         assert says in refused(*argv, "--plugins", name)
 
 
-def test_a_saved_model_names_the_class_and_imports_nothing_unasked(place: Path) -> None:
+def test_a_saved_model_names_the_class_and_imports_nothing_unasked(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (place / "my_module.py").write_text(
         MODULE + "\nclass Mine(Sum): ...\nregister('own', Mechanism(Taylor(2), Mine()))\n"
     )
@@ -92,6 +94,7 @@ def test_a_saved_model_names_the_class_and_imports_nothing_unasked(place: Path) 
     assert saved["mechanism"]["denominator"]["type"] == "my_module.Mine"
     command = str(Path(sys.executable).with_name("softmax-rnn"))  # where the working folder is not on the path
     argv = [command, "generate", "run", "--prompt", "once", "--max-new-tokens", "2"]
+    monkeypatch.setenv("SOFTMAX_RNN_PLUGINS", "")  # what train was given is meant for processes that it starts
     said = subprocess.run(argv, check=False, capture_output=True, text=True)
     assert said.returncode == 2
     assert "--plugins my_module" in said.stderr  # a folder from elsewhere must not choose what is imported from here
