@@ -252,8 +252,9 @@ def test_a_run_whose_metrics_are_gone_is_damaged(
 ) -> None:
     for name in ("one", "two"):
         a_run(tmp_path / name, {}, 2.0)
-    (tmp_path / "one" / "checkpoint-4").mkdir()
     metrics = tmp_path / "one" / "metrics.jsonl"
+    (tmp_path / "one" / "checkpoint-4").mkdir()
+    (tmp_path / "one" / "checkpoint-4" / "metrics.jsonl").write_bytes(metrics.read_bytes())
     metrics.unlink()
     if what == "empty":
         metrics.write_text("")
@@ -264,3 +265,14 @@ def test_a_run_whose_metrics_are_gone_is_damaged(
     assert "one is damaged" in refused("pack", str(tmp_path), str(tmp_path / "packed"))
     assert cli.main(["report", str(tmp_path), "--out", str(tmp_path / "page")]) == 0
     assert "one is damaged" in capsys.readouterr().err
+
+
+def test_a_run_that_saved_before_its_first_row_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a_run(tmp_path / "young", {}, 2.0)
+    (tmp_path / "young" / "metrics.jsonl").unlink()
+    (tmp_path / "young" / "checkpoint-4").mkdir()
+    (tmp_path / "young" / "checkpoint-4" / "metrics.jsonl").write_text("")
+    assert cli.main(["list", "--runs", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "unfinished" in printed
+    assert "damaged" not in printed

@@ -317,11 +317,10 @@ def configure(base: str | RunConfig = "laptop", **options: Any) -> RunConfig:
     """
     base = options.pop("preset", base)
     changes = {full_name(name, RunConfig): value for name, value in options.items()}
-    if isinstance(base, RunConfig):
-        values = asdict(base)
-        merge(values, changes)
-        return from_dict(values)
-    return from_dict(changes, base)
+    if not isinstance(base, RunConfig):
+        return from_dict(changes, base)
+    merge(values := asdict(base), changes)
+    return from_dict(values)
 
 
 def build(values: dict[str, Any], preset: Any) -> RunConfig:

@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..files import nearest_name, read_json, read_yaml
 from .model import label
 from .options import flat
-from .recorder import DamagedMetrics, read
+from .recorder import COPY, DamagedMetrics, read
 
 ENDED = ("done", "diverged")  # the states of a run whose numbers are final
 
@@ -135,8 +135,8 @@ def read_run(folder: str | Path) -> Run:
         raise _damaged(folder, str(error)) from None
     except OSError as error:
         raise _damaged(folder, f"metrics.jsonl cannot be read: {error.strerror}") from None
-    if not rows and next(folder.glob("checkpoint-*"), None) is not None:
-        raise _damaged(folder, "it has a checkpoint, and metrics.jsonl is missing or empty")
+    if not rows and any(copy.stat().st_size for copy in folder.glob(f"checkpoint-*/{COPY}")):
+        raise _damaged(folder, "metrics.jsonl is missing or empty, and a checkpoint has rows")
     run = Run(folder, config, rows)
     steps = config["train"]["steps"]
     if run.status == "done" and run.step != steps:
