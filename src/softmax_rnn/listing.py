@@ -93,6 +93,9 @@ TESTS: dict[str, Callable[[Any, Any], bool]] = {
 def _runs(folders: list[str], sort: str | None, reverse: bool, where: list[str], as_json: bool) -> list[str]:
     from .lab.store import runs_table
 
+    missing = [folder for folder in folders if folder != "runs" and not Path(folder).exists()]
+    if missing:
+        raise UserError(f"There is no folder {missing[0]}.")
     runs = [run for folder in folders for run in runs_table(folder)]
     for test in where:
         runs = [run for run in runs if _passes(run, test, runs)]
@@ -104,9 +107,6 @@ def _runs(folders: list[str], sort: str | None, reverse: bool, where: list[str],
     if as_json:
         return [json.dumps(runs, indent=1, default=str)]
     if not runs:
-        missing = [folder for folder in folders if folder != "runs" and not Path(folder).exists()]
-        if missing:
-            raise UserError(f"There is no folder {missing[0]}.")
         return [printable(f"There are no {'such ' if where else ''}runs in {' and '.join(folders)}.")]
     swept = _swept(runs)
     columns = [*SHOWN, *swept, *RESULTS, "folder"]

@@ -145,3 +145,4 @@ def test_several_folders_and_one_that_is_missing(
 ) -> None:
     assert names(listed(capsys, str(runs / "run0"), str(runs / "run2"))) == ["run0", "run2"]
     assert "There is no folder nowhere." in refused("list", "--runs", "nowhere")
+    assert "There is no folder nowhere." in refused("list", "--runs", str(runs), "nowhere")
