@@ -18,7 +18,7 @@ report: $(READY)        ## the page of the committed results, in out/cpu-report
 	$(BIN)/softmax-rnn report results/cpu
 
 test: $(READY)          ## the whole test suite, on all cores
-	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 quick: $(READY)         ## the tests that take seconds
 	$(BIN)/python -m pytest -m "not slow"

@@ -114,7 +114,7 @@ pairs = st.lists(st.tuples(st.sampled_from(OPTIONS), word), min_size=1, max_size
 
 
 @pytest.mark.slow
-@settings(max_examples=250)
+@settings(max_examples=150)
 @given(drawn=pairs)
 def test_train(place: Path, drawn: list[tuple[str, str]]) -> None:
     ends_well(*TRAIN, *(f"--{name}={value}" for name, value in drawn))

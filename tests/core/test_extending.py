@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import softmax_rnn as sr
+from softmax_rnn import cli
 
 DOCS = Path(__file__).parents[2] / "docs/extending.md"
 
@@ -56,16 +57,16 @@ def test_in_a_model(my_sink, tmp_path):
 
 
 @pytest.mark.slow
-def test_from_the_command_line(my_sink):
+def test_from_the_command_line(my_sink, monkeypatch):
     (my_sink / "run.yaml").write_text(
         "plugins: [my_sink]\nmodel:\n  mechanism: {kernel: {type: Exp}, denominator: {type: my_sink.Sunk}}\n"
     )
-    by_name = ["--plugins", "my_sink", "--model.mechanism", "sunk"]
-    for folder, options in (("one", ["--config", "run.yaml"]), ("two", by_name)):
-        words = f"-m softmax_rnn train --preset tiny --train.steps 2 --run.folder {folder}".split()
-        command = [sys.executable, *words, *options]
-        done = subprocess.run(command, cwd=my_sink, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+    words = ["train", "--preset", "tiny", "--train.steps", "2", "--run.folder"]
+    command = [sys.executable, "-m", "softmax_rnn", *words, "one", "--config", "run.yaml"]
+    done = subprocess.run(command, cwd=my_sink, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(my_sink)
+    assert cli.main([*words, "two", "--plugins", "my_sink", "--model.mechanism", "sunk"]) == 0
 
 
 def test_an_incomplete_form_is_refused_when_it_is_made():

@@ -95,17 +95,17 @@ def test_a_finished_run_is_mended_without_training(train: Train, runs: Path) -> 
     assert rows(run) == before
 
 
-@pytest.mark.parametrize("content", ["", "[", "3", "\x00", "a: &a [*a]"])
 @pytest.mark.parametrize("name", ["config.yaml", "environment.json"])
-def test_other_damaged_files_are_one_sentence(train: Train, interrupted: Path, name: str, content: str) -> None:
+def test_other_damaged_files_are_one_sentence(train: Train, interrupted: Path, name: str) -> None:
     file = interrupted / name
-    file.write_text(content)
-    child = train("--run.save_every", "4")
-    assert child.wait() == 2, child.output
-    assert name in child.output
-    assert child.output.count("\n") == 1
-    assert f"rename it to damaged-{name}" in child.output.replace("Rename", "rename")
-    assert file.read_text() == content
+    for content in ("", "[", "3", "\x00", "a: &a [*a]"):
+        file.write_text(content)
+        child = train("--run.save_every", "4")
+        assert child.wait() == 2, child.output
+        assert name in child.output
+        assert child.output.count("\n") == 1
+        assert f"rename it to damaged-{name}" in child.output.replace("Rename", "rename")
+        assert file.read_text() == content
     file.rename(file.with_name(f"damaged-{name}"))
     child = train("--run.save_every", "4")
     assert child.wait() == 0, child.output

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from work import Child, only_run, rows
+from work import Child, only_run, rows, tiny_on
 
 Train = Callable[..., Child]
 KILLED = -signal.SIGKILL
@@ -23,10 +23,14 @@ def moments(seed: int) -> list[tuple[str, int]]:
     return [(where, draw.randint(1, calls)) for where, calls in most.items()]
 
 
-@pytest.fixture
-def undisturbed(train: Train, runs: Path) -> Path:
-    assert train(*OPTIONS, root="undisturbed").wait() == 0
-    return only_run(runs.with_name("undisturbed"))
+@pytest.fixture(scope="module")
+def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("undisturbed")
+    child = Child(
+        [*tiny_on(corpus, place / "runs"), *OPTIONS], place / "log", {"SOFTMAX_RNN_CACHE": str(place / "cache")}
+    )
+    assert child.wait() == 0, child.output
+    return only_run(place / "runs")
 
 
 @pytest.mark.slow

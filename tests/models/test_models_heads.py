@@ -167,7 +167,6 @@ def folder(small, tmp_path):
     [
         "import softmax_rnn; from transformers import AutoConfig, AutoModelForCausalLM, AutoModel",
         "from transformers import AutoConfig, AutoModelForCausalLM, AutoModel; import softmax_rnn",
-        "import transformers, softmax_rnn; from transformers import AutoConfig, AutoModelForCausalLM, AutoModel",
     ],
 )
 def test_any_import_order(folder, imports):

@@ -1,9 +1,9 @@
 """Order 1 in chunks: w(x) = x, so the features of the state are the vectors themselves.
 
-With r the clock in the middle of a chunk, D_ts = exp(c_t - r) exp(r - c_s): the second factor goes on the values, the first on the outputs.
-Channel decay goes into the vectors in the same way, a clock for every channel:
+With r the clock in the middle of a chunk, D_ts = exp(c_t - r) exp(r - c_s): the factors go into the vectors, the same for all channels of
+a token, or with a clock c for every channel:
 
-    Q = q exp(a_t - r)        K = k exp(r - a_s)        R = scale k exp(a_s - r)
+    Q = q exp(c_t - r)        K = k exp(r - c_s)        R = scale k exp(c_s - r)
 
 So nothing fades inside a chunk. U is what is written, S the state in the middle of the chunk, r' the middle of the next:
 
@@ -13,8 +13,8 @@ So nothing fades inside a chunk. U is what is written, S the state in the middle
 
 That is exact, and cannot overflow, while a clock falls by less than ``FALL`` within a chunk. Where it falls faster, and where a new
 document begins, the functions of ``scan.py`` and ``delta.py`` compute it, which are for every order. Products are over pieces of
-4,096 tokens of a sequence, which are views and stay in cache. States, scores and inverses are kept for the backward pass: about as much
-as q, k and v again.
+4,096 tokens of a sequence, which are views and stay in cache. States, scores, inverses and vectors with a factor are kept for the backward
+pass: about as much as q, k and v again, or twice that.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ ORDER_1 = (0.0, 1.0)
 
 
 class _Fade(NamedTuple):
-    """Factors of keys or values and of queries or outputs, (N, T, 1 or d), and of states (N, chunks, 1 or d, 1)."""
+    """Factors of queries and keys, (N, T, 1 or d), and of states (N, chunks, 1 or d, 1)."""
 
-    late: Tensor  # exp(r - c_s)
+    late: Tensor  # exp(r - c_s), of keys that write
     early: Tensor  # exp(c_t - r), of queries
-    reader: Tensor  # the same of keys
+    reader: Tensor  # the same of keys that read
     carry: Tensor
     first: Tensor
 
@@ -61,32 +61,26 @@ def _fade(cq: Tensor, ck: Tensor, chunk: int, dtype: torch.dtype) -> _Fade | Non
 
 
 class _Sequences:
-    """The inputs, cut into pieces and chunks."""
+    """The inputs, cut into pieces and chunks; ``made`` are Q and K where the forward pass has made them."""
 
     def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, clocks: Sequence[Tensor | None], scale: float, chunk: int
+        self, q: Tensor, k: Tensor, clocks: Sequence[Tensor | None], scale: float, chunk: int, made: Sequence[Tensor] = ()
     ) -> None:
         self.q, self.k, self.scale, self.chunk = q, k, scale, chunk
         self.N, self.G, self.T, self.d = q.shape
         self.chunks = self.T // chunk
         cq, ck, aq, ak = clocks
-        self.with_token = cq is not None
+        self.by_token, self.by_channel = cq is not None, aq is not None
         of_queries, of_keys = _clock(cq, aq), _clock(ck, ak)
         self.fades = of_queries is not None
         self.fade = None if of_queries is None or of_keys is None else _fade(of_queries, of_keys, chunk, q.dtype)
-        self.vectors = self.fade if aq is not None else None  # the factors go into q and k
-        self.values = self.fade if aq is None else None  # or onto values and outputs
-        self.v = v
+        self.Q, self.K = self.q, self.k
+        if self.fade is not None:
+            self.Q, self.K = made or (q * self.fade.early[:, None], k * self.fade.late)
 
-    def value(self, ns: slice, ts: slice) -> Tensor:
-        """V with its factor, for a piece: small enough to stay in cache, where all of it would be new memory."""
-        V = self.cut(self.v, ns, ts)
-        return V if self.values is None else V * self.cut(self.values.late, ns, ts)
-
-    def gradient(self, grad: Tensor, ns: slice, g: int, ts: slice) -> Tensor:
-        """That of the outputs before their factor, for a piece."""
-        G = self.cut(grad[:, g], ns, ts)
-        return G if self.values is None else G * self.cut(self.values.early, ns, ts)
+    def made(self) -> tuple[Tensor, Tensor]:
+        """Q and K, for the backward pass; nothing where they are q and k."""
+        return (self.q.new_empty(0), self.q.new_empty(0)) if self.fade is None else (self.Q, self.K)
 
     @property
     def steep(self) -> bool:
@@ -108,18 +102,16 @@ class _Sequences:
 
     def query(self, ns: slice, g: int, ts: slice) -> Tensor:
         """Q."""
-        Q = self.cut(self.q[:, g], ns, ts)
-        return Q if self.vectors is None else Q * self.cut(self.vectors.early, ns, ts)
+        return self.cut(self.Q[:, g], ns, ts)
 
     def key(self, ns: slice, ts: slice) -> Tensor:
         """K."""
-        K = self.cut(self.k, ns, ts)
-        return K if self.vectors is None else K * self.cut(self.vectors.late, ns, ts)
+        return self.cut(self.K, ns, ts)
 
     def reader(self, ns: slice, ts: slice) -> Tensor:
         """R."""
         R = self.cut(self.k, ns, ts) * self.scale
-        return R if self.vectors is None else R.mul_(self.cut(self.vectors.reader, ns, ts))
+        return R if self.fade is None else R.mul_(self.cut(self.fade.reader, ns, ts))
 
     def around(self, states: Tensor, ns: slice, ts: slice, shift: int = 0) -> Tensor:
         """Of states (N, chunks + 1, d, e) those before each chunk of a piece, or with ``shift`` 1 those after: (M, d, e)."""
@@ -152,17 +144,14 @@ class _Sequences:
         """From the middle of chunk i to that of the next, or of the last to its end."""
         return state if self.fade is None else state.mul_(self.fade.carry[:, i])
 
-    def read(self, u: Tensor | None, states: Tensor, scores: Tensor, out: Tensor) -> None:
-        """3 read; without ``u`` of the values."""
+    def read(self, u: Tensor, states: Tensor, scores: Tensor, out: Tensor) -> None:
+        """3 read."""
         for ns, ts in self.pieces():
-            K, S = self.key(ns, ts), self.around(states, ns, ts)
-            U = self.value(ns, ts) if u is None else self.cut(u, ns, ts)
+            K, S, U = self.key(ns, ts), self.around(states, ns, ts), self.cut(u, ns, ts)
             for g in range(self.G):
                 Q, w = self.query(ns, g, ts), self.cut(scores[:, g], ns, ts)
                 torch.bmm(Q, K.mT, out=w).tril_()
-                A = torch.bmm(w, U, out=self.cut(out[:, g], ns, ts)).baddbmm_(Q, S)
-                if self.values is not None:
-                    A.mul_(self.cut(self.values.early, ns, ts))
+                torch.bmm(w, U, out=self.cut(out[:, g], ns, ts)).baddbmm_(Q, S)
 
     def read_backward(self, grad: Tensor, dlast: Tensor | None, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of what is written, (N, T, e), and of the states, each through its own chunk alone."""
@@ -172,19 +161,10 @@ class _Sequences:
         for ns, ts in self.pieces():
             dU = self.cut(du, ns, ts)
             for g in range(self.G):
-                G, w = self.gradient(grad, ns, g, ts), self.cut(scores[:, g], ns, ts)
+                G, w = self.cut(grad[:, g], ns, ts), self.cut(scores[:, g], ns, ts)
                 torch.baddbmm(dU, w.mT, G, beta=float(g > 0), out=dU)
                 self.put_product(dstates, ns, ts, 0, self.query(ns, g, ts).mT, G, g > 0)
         return du, dstates
-
-
-def _dots(a: Tensor, b: Tensor, factor: Tensor | None = None) -> Tensor:
-    """Sums of products over the last axis; a is multiplied by the factor. A sequence at a time, so that all stays in cache."""
-    found = []
-    for i, (x, y) in enumerate(zip(a, b, strict=True)):
-        x = x if factor is None else x.mul_(factor[i])
-        found.append((x * y).sum(-1))
-    return torch.stack(found)
 
 
 def _clock(c: Tensor | None, a: Tensor | None) -> Tensor | None:
@@ -197,25 +177,24 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 class _Gradients:
-    """Those of q, k and the clocks, gathered from those of the vectors with their factors."""
+    """Those of q, k and the clocks, (N, T, 1 or d), gathered from those of the vectors with their factors."""
 
     def __init__(self, s: _Sequences) -> None:
         self.s, self.dq, self.dk = s, torch.empty_like(s.q), torch.empty_like(s.k)
-        self.clock_q = None if s.vectors is None else torch.zeros_like(s.k)
-        self.clock_k = None if s.vectors is None else torch.zeros_like(s.k)
+        width = 0 if s.fade is None else s.d if s.by_channel else 1
+        self.clock_q, self.clock_k = (s.k.new_zeros(s.N, s.T, width) for _ in range(2))
 
     def scores(self, ns: slice, ts: slice, K: Tensor, U: Tensor, S: Tensor, Y: Tensor, grad: Tensor) -> Tensor:
         """Puts dq, and gives dK, in the place of dk, through Q K^T and through what is written; Y is the gradient of S + K^T U."""
         s = self.s
         dK = torch.bmm(U, Y.mT, out=s.cut(self.dk, ns, ts))
         for g in range(s.G):
-            Q, G, dQ = s.query(ns, g, ts), s.gradient(grad, ns, g, ts), s.cut(self.dq[:, g], ns, ts)
+            Q, G, dQ = s.query(ns, g, ts), s.cut(grad[:, g], ns, ts), s.cut(self.dq[:, g], ns, ts)
             dx = torch.bmm(G, U.mT).tril_()
             torch.bmm(dx, K, out=dQ).baddbmm_(G, S.mT)
             dK.baddbmm_(dx.mT, Q)
-            if s.vectors is not None and self.clock_q is not None:
-                s.cut(self.clock_q, ns, ts).addcmul_(dQ, Q)
-                dQ.mul_(s.cut(s.vectors.early, ns, ts))
+            if s.fade is not None:
+                self._unfade(s.cut(self.clock_q, ns, ts), dQ, Q, s.cut(s.fade.early, ns, ts))
         return dK
 
     def keys(
@@ -223,60 +202,58 @@ class _Gradients:
     ) -> None:
         """dk from dK, which is in its place, and from dR."""
         s = self.s
-        if s.vectors is not None and self.clock_k is not None:  # K falls with its clock, R grows
-            s.cut(self.clock_k, ns, ts).addcmul_(dK, K, value=-1)
-            dK.mul_(s.cut(s.vectors.late, ns, ts))
+        if s.fade is not None:
+            self._unfade(s.cut(self.clock_k, ns, ts), dK, K, s.cut(s.fade.late, ns, ts), -1)
         if dR is None or R is None:
             return
-        if s.vectors is not None and self.clock_k is not None:
-            s.cut(self.clock_k, ns, ts).addcmul_(dR, R)
-            dR.mul_(s.cut(s.vectors.reader, ns, ts))
+        if s.fade is not None:
+            self._unfade(s.cut(self.clock_k, ns, ts), dR, R, s.cut(s.fade.reader, ns, ts))
         dK.add_(dR, alpha=s.scale)
 
-    def clocks(
-        self, grad: Tensor | None, out: Tensor, dv: Tensor, v: Tensor, dlast: Tensor | None, after: Tensor
-    ) -> list[Tensor | None]:
-        """Of cq, ck, aq and ak; ``dv`` is that of the values with their factor, and gets it here."""
+    def _unfade(self, clock: Tensor, dx: Tensor, x: Tensor, factor: Tensor, sign: int = 1) -> None:
+        """dx becomes the gradient of the vector without its factor; x grows with its clock (or falls: sign -1)."""
+        if self.s.by_channel:
+            clock.addcmul_(dx, x, value=sign)
+        else:
+            clock.add_((dx * x).sum(-1, keepdim=True), alpha=sign)
+        dx.mul_(factor)
+
+    def clocks(self, dlast: Tensor | None, after: Tensor) -> list[Tensor | None]:
+        """Of cq, ck, aq and ak."""
         s = self.s
         if s.fade is None:
             return [None] * 4
-        end = None if dlast is None else (dlast * after).sum(-1)  # the last state grows with the last of all
-        if s.values is not None:  # outputs grow with their clock, values fall
-            dck = _dots(dv, v, s.values.late).neg_().double()
-            dcq = torch.zeros_like(dck) if grad is None else _dots(grad, out).sum(1).double()
-            if end is not None:
-                dck[:, -1] += end.sum(-1)
-            return [dcq, dck, None, None]
-        assert self.clock_q is not None
-        assert self.clock_k is not None
         both = [self.clock_q.double(), self.clock_k.double()]
-        if end is not None:
-            both[1][:, -1] += end
-        return [*([x.sum(-1) for x in both] if s.with_token else (None, None)), *both]
+        if dlast is not None:  # the last state grows with the last of all
+            end = (dlast * after).sum(-1)
+            both[1][:, -1] += end if s.by_channel else end.sum(-1, keepdim=True)
+        by_token = [x.sum(-1) for x in both] if s.by_token else [None, None]
+        return [*by_token, *(both if s.by_channel else (None, None))]
 
 
 def _scan(
     q: Tensor, k: Tensor, v: Tensor, state: Tensor, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None,
     chunk: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    s = _Sequences(q, k, v, (cq, ck, aq, ak), 1.0, chunk)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    s = _Sequences(q, k, (cq, ck, aq, ak), 1.0, chunk)
     out, scores, states = q.new_empty(*q.shape[:3], v.shape[-1]), s.q.new_empty(*q.shape[:3], chunk), s.states(state)
     if s.steep:
-        return *scan._scan(q, k, v, state, cq, ck, aq, ak, ORDER_1, chunk), states.zero_(), scores.zero_()
+        found = scan._scan(q, k, v, state, cq, ck, aq, ak, ORDER_1, chunk)
+        return *found, states.zero_(), scores.zero_(), torch.zeros_like(q), torch.zeros_like(k)
     for ns, ts in s.pieces():
-        s.put_product(states, ns, ts, 1, s.key(ns, ts).mT, s.value(ns, ts), False)
+        s.put_product(states, ns, ts, 1, s.key(ns, ts).mT, s.cut(v, ns, ts), False)
     for i in range(s.chunks):
         s.carry_(states[:, i + 1].add_(states[:, i]), i)
-    s.read(None, states, scores, out)
-    return out, states[:, -1].clone(), states, scores
+    s.read(v, states, scores, out)
+    return out, states[:, -1].clone(), states, scores, *s.made()
 
 
 def _scan_backward(
-    grad: Tensor | None, dlast: Tensor | None, _states: Tensor | None, _scores: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
-    state: Tensor, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None, chunk: int,
-    out: Tensor, after: Tensor, states: Tensor, scores: Tensor,
+    grad: Tensor | None, dlast: Tensor | None, _1: Tensor | None, _2: Tensor | None, _3: Tensor | None, _4: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, state: Tensor, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None,
+    chunk: int, out: Tensor, after: Tensor, states: Tensor, scores: Tensor, Q: Tensor, K: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    s = _Sequences(q, k, v, (cq, ck, aq, ak), 1.0, chunk)
+    s = _Sequences(q, k, (cq, ck, aq, ak), 1.0, chunk, (Q, K))
     if s.steep:
         return scan._scan_backward(grad, dlast, q, k, v, state, cq, ck, aq, ak, ORDER_1, chunk, out, after)
     inner = torch.zeros_like(out) if grad is None else grad.contiguous()
@@ -285,10 +262,10 @@ def _scan_backward(
         dstates[:, i] += s.carry_(dstates[:, i + 1], i)
     found = _Gradients(s)
     for ns, ts in s.pieces():
-        K, V, Y = s.key(ns, ts), s.value(ns, ts), s.around(dstates, ns, ts, 1)
+        K, V, Y = s.key(ns, ts), s.cut(v, ns, ts), s.around(dstates, ns, ts, 1)
         s.cut(dv, ns, ts).baddbmm_(K, Y)
         found.keys(ns, ts, found.scores(ns, ts, K, V, s.around(states, ns, ts), Y, inner), K)
-    dcq, dck, daq, dak = found.clocks(grad, out, dv, v, dlast, after)
+    dcq, dck, daq, dak = found.clocks(dlast, after)
     return found.dq, found.dk, dv, s.first_(dstates[:, 0].clone()), dcq, dck, daq, dak
 
 
@@ -300,13 +277,16 @@ def scan_plain(
     return scan.scan_plain(q, k, v, state, cq, ck, aq, ak, ORDER_1, chunk)
 
 
-def _fake(q: Tensor, v: Tensor, state: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _fake(
+    q: Tensor, k: Tensor, v: Tensor, state: Tensor, fades: bool, chunk: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     N, G, T, d = q.shape
+    made = (torch.empty_like(q), torch.empty_like(k)) if fades else (q.new_empty(0), q.new_empty(0))
     kept = q.new_empty(N, T // chunk + 1, d, v.shape[-1]), q.new_empty(N, G, T, chunk)
-    return q.new_empty(N, G, T, v.shape[-1]), torch.empty_like(state), *kept
+    return q.new_empty(N, G, T, v.shape[-1]), torch.empty_like(state), *kept, *made
 
 
 scan_operator = operator(
-    "linear_scan", _scan, _scan_backward, plain=scan_plain, constants=2,
-    fake=lambda q, k, v, state, *others: _fake(q, v, state, others[-1]),
+    "linear_scan", _scan, _scan_backward, plain=scan_plain, constants=4,
+    fake=lambda q, k, v, state, cq, ck, aq, ak, chunk: _fake(q, k, v, state, cq is not None or aq is not None, chunk),
 )

@@ -24,51 +24,50 @@ from .operators import operator
 def _delta(
     q: Tensor, k: Tensor, v: Tensor, b: Tensor, state: Tensor, cq: Tensor | None, ck: Tensor | None,
     aq: Tensor | None, ak: Tensor | None, scale: float, chunk: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    s = _Sequences(q, k, v, (cq, ck, aq, ak), scale, chunk)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    s = _Sequences(q, k, (cq, ck, aq, ak), scale, chunk)
     out, scores, states = q.new_empty(*q.shape[:3], v.shape[-1]), s.q.new_empty(*q.shape[:3], chunk), s.states(state)
     u, inverse, w = torch.empty_like(v), v.new_empty(s.N, s.T, chunk), torch.empty_like(k)
     if s.steep:
         u = delta._scan(k, v, b, state, ck, ak, ORDER_1, scale, chunk)[0]
         unused = [x.zero_() for x in (states, scores, inverse, w)]
         out, after = scan._scan(q, k, u, state, cq, ck, aq, ak, ORDER_1, chunk)
-        return out, after, unused[0], unused[1], u, unused[2], unused[3]
-    keys = k if s.vectors is None else k * s.vectors.late
+        return out, after, unused[0], unused[1], torch.zeros_like(q), torch.zeros_like(k), u, unused[2], unused[3]
     for ns, ts in s.pieces():
-        K, R = s.cut(keys, ns, ts), s.reader(ns, ts)
+        K, R = s.key(ns, ts), s.reader(ns, ts)
         solved = unit_inverse(torch.bmm(R, K.mT).tril_(-1), s.cut(b[..., None], ns, ts))
         s.cut(inverse, ns, ts).copy_(solved)
-        torch.bmm(solved, s.value(ns, ts), out=s.cut(u, ns, ts))
+        torch.bmm(solved, s.cut(v, ns, ts), out=s.cut(u, ns, ts))
         torch.bmm(solved, R, out=s.cut(w, ns, ts))
     for i in range(s.chunks):
-        K, U, W = (x[:, i * chunk : (i + 1) * chunk] for x in (keys, u, w))
+        K, U, W = (x[:, i * chunk : (i + 1) * chunk] for x in (s.K, u, w))
         U.baddbmm_(W, states[:, i], alpha=-1)
         s.carry_(torch.baddbmm(states[:, i], K.mT, U, out=states[:, i + 1]), i)
     s.read(u, states, scores, out)
-    return out, states[:, -1].clone(), states, scores, u, inverse, w
+    return out, states[:, -1].clone(), states, scores, *s.made(), u, inverse, w
 
 
 def _delta_backward(
     grad: Tensor | None, dlast: Tensor | None, _1: Tensor | None, _2: Tensor | None, _3: Tensor | None, _4: Tensor | None,
-    _5: Tensor | None, q: Tensor, k: Tensor, v: Tensor, b: Tensor, state: Tensor,
+    _5: Tensor | None, _6: Tensor | None, _7: Tensor | None, q: Tensor, k: Tensor, v: Tensor, b: Tensor, state: Tensor,
     cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None, scale: float, chunk: int,
-    out: Tensor, after: Tensor, states: Tensor, scores: Tensor, u: Tensor, inverse: Tensor, w: Tensor,
+    out: Tensor, after: Tensor, states: Tensor, scores: Tensor, Q: Tensor, K: Tensor,
+    u: Tensor, inverse: Tensor, w: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    s = _Sequences(q, k, v, (cq, ck, aq, ak), scale, chunk)
+    s = _Sequences(q, k, (cq, ck, aq, ak), scale, chunk, (Q, K))
     if s.steep:
         return _delta_backward_steep(grad, dlast, q, k, v, b, state, cq, ck, aq, ak, scale, chunk, out, after)
     inner = torch.zeros_like(out) if grad is None else grad.contiguous()
     du, dstates = s.read_backward(inner, dlast, scores)
-    keys = k if s.vectors is None else k * s.vectors.late
     for i in reversed(range(s.chunks)):
-        K, dU, W = (x[:, i * chunk : (i + 1) * chunk] for x in (keys, du, w))
+        K, dU, W = (x[:, i * chunk : (i + 1) * chunk] for x in (s.K, du, w))
         Y = s.carry_(dstates[:, i + 1], i)
         dU.baddbmm_(K, Y)
         dstates[:, i].add_(Y).baddbmm_(W.mT, dU, alpha=-1)
     found, dv, db = _Gradients(s), torch.empty_like(v), torch.empty_like(b)
     for ns, ts in s.pieces():
-        K, R, S, Y = s.cut(keys, ns, ts), s.reader(ns, ts), s.around(states, ns, ts), s.around(dstates, ns, ts, 1)
-        V, U, dU = s.value(ns, ts), s.cut(u, ns, ts), s.cut(du, ns, ts)
+        K, R, S, Y = s.key(ns, ts), s.reader(ns, ts), s.around(states, ns, ts), s.around(dstates, ns, ts, 1)
+        V, U, dU = s.cut(v, ns, ts), s.cut(u, ns, ts), s.cut(du, ns, ts)
         dZ = torch.bmm(s.cut(inverse, ns, ts).mT, dU, out=s.cut(dv, ns, ts))
         A = torch.bmm(R, K.mT).tril_(-1)
         left = torch.baddbmm(V, R, S, alpha=-1).baddbmm_(A, U, alpha=-1)  # what b multiplies
@@ -76,7 +75,7 @@ def _delta_backward(
         dA = torch.bmm(dZ, U.mT).tril_(-1)
         dK = found.scores(ns, ts, K, U, S, Y, inner).baddbmm_(dA.mT, R, alpha=-1)
         found.keys(ns, ts, dK, K, torch.bmm(dZ, S.mT).baddbmm_(dA, K).neg_(), R)
-    dcq, dck, daq, dak = found.clocks(grad, out, dv, v, dlast, after)
+    dcq, dck, daq, dak = found.clocks(dlast, after)
     return found.dq, found.dk, dv, db, s.first_(dstates[:, 0].clone()), dcq, dck, daq, dak
 
 
@@ -109,8 +108,9 @@ def delta_plain(
 
 
 delta_operator = operator(
-    "linear_delta", _delta, _delta_backward, plain=delta_plain, constants=5,
-    fake=lambda q, k, v, b, state, *others: (
-        *_fake(q, v, state, others[-1]), torch.empty_like(v), v.new_empty(*v.shape[:2], others[-1]), torch.empty_like(k),
+    "linear_delta", _delta, _delta_backward, plain=delta_plain, constants=7,
+    fake=lambda q, k, v, b, state, cq, ck, aq, ak, scale, chunk: (
+        *_fake(q, k, v, state, cq is not None or aq is not None, chunk),
+        torch.empty_like(v), v.new_empty(*v.shape[:2], chunk), torch.empty_like(k),
     ),
 )
