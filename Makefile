@@ -4,9 +4,10 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 # One test process more than there are cores: many tests wait for processes that they start.
-WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1) + 1)
+WORKERS  := $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1) + 1)
+PARALLEL := -n $(WORKERS) --maxprocesses 8 --dist loadfile
 
-.PHONY: help demo report test quick lint types bench docs kernels slurm clients clean
+.PHONY: help demo report test slow quick lint types bench docs kernels slurm clients clean
 
 help:                   ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -17,11 +18,13 @@ demo: $(READY)          ## the paper in five minutes: recall order by order, lan
 report: $(READY)        ## the page of the committed results, in out/cpu-report
 	$(BIN)/softmax-rnn report results/cpu
 
-test: $(READY)          ## the whole test suite, on all cores
-	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+test: $(READY)          ## the tests, on all cores; those that take longest are left to `make slow`
+	$(BIN)/python -m pytest $(PARALLEL)
 
-quick: $(READY)         ## the tests that take seconds
-	$(BIN)/python -m pytest -m "not slow"
+slow: $(READY)          ## the tests that take longest: compilers, several processes, kills, a pretrained model, browsers
+	$(BIN)/python -m pytest $(PARALLEL) --no-loadscope-reorder -m slow
+
+quick: test            ## what `make test` was called before
 
 lint: $(READY)          ## format and lint, as in CI
 	$(BIN)/ruff format --check .

@@ -21,12 +21,6 @@ settings.register_profile("fixed", derandomize=True, deadline=None, suppress_hea
 settings.load_profile("fixed")
 
 
-def pytest_collection_modifyitems(items):
-    """Files with slow tests come first: started last, one of them would keep one core busy when all else is done."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
-
-
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)

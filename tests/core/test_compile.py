@@ -56,3 +56,7 @@ def test_several_lengths_without_masks(name):
     for T in (16, 24, 7):
         x = torch.randn(1, 2, T, 8, requires_grad=True)
         torch.testing.assert_close(compiled(x, x, x), sr.attention(x, x, x, name))
+
+
+def test_graphs_of_another_version_are_not_taken_from_the_cache():
+    assert f"softmax_rnn {sr.__version__}" in torch.compiler.config.cache_key_tag

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from .. import __version__
+
 
 def transformed() -> bool:
     """Is somebody watching who needs ordinary torch code: forward mode, or a transformation of ``torch.func``?"""
@@ -133,6 +135,9 @@ def _backward_schema(parameters: list[inspect.Parameter], outputs: int, gradient
     returns = ", ".join(["Tensor"] * gradients)
     return f"({', '.join(names)}) -> ({returns})"
 
+
+# Graphs that another version left in torch's cache on disk call these operators with other arguments.
+torch.compiler.config.cache_key_tag += f" softmax_rnn {__version__}"
 
 _SCHEMA = {
     "Tensor": "Tensor",
