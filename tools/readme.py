@@ -16,7 +16,7 @@ import expressiveness
 from expressiveness import measured
 
 ROOT = Path(__file__).parents[1]
-BENCH = json.loads((ROOT / "results/bench/bench.json").read_text())
+BENCH, INTEL = (json.loads((ROOT / f"results/bench/{name}.json").read_text()) for name in ("bench", "intel"))
 MAIN_CLAIMS = (
     "norm_matches_softmax",
     "gate_slightly_worse",
@@ -192,20 +192,27 @@ def times(ratio: float) -> str:
     return f"{1 / ratio:.0f} times as fast" if ratio < 0.5 else f"{ratio:.2f} times as long"
 
 
-def bench_head() -> list[str]:
-    about = BENCH["environment"]
+def bench_head(record: dict = BENCH) -> list[str]:
+    about = record["environment"]
     return [f"{about['cpu']}, {about['threads']} threads, torch {about['torch']}, {about['date']}: `make bench`.", ""]
 
 
 def measurements() -> str:
-    """The measured ratios, one by one."""
-    lines = [*bench_head(), "| work | shape | against | ours / theirs | target | |", "|---|---|---|---|---|---|"]
+    """The measured ratios, one by one, on both machines."""
+
+    def key(r: dict) -> tuple[str, ...]:
+        return r["name"], r["shape"], r["anchor_name"], r["dtype"]
+
+    def ratio(r: dict | None) -> str:
+        return "" if r is None else f"{r['ratio']:.2f}" if r["met"] else f"**{r['ratio']:.2f}**"
+
+    there = {key(r): r for r in INTEL["records"]}
+    lines = [bench_head()[0], "", bench_head(INTEL)[0], "", "Ours / theirs; **bold** is more than the target.", ""]
+    lines += ["| work | shape | against | target | AMD | Intel |", "|---|---|---|---|---|---|"]
     for r in targets():
-        mark = "met" if r["met"] else "**missed**"
         shape = f"{r['shape']}{', ' + r['dtype'] if r['dtype'] not in ('float32', '-') else ''}"
-        lines.append(
-            f"| {r['name']} | {shape} | {r['anchor_name']} | {r['ratio']:.2f} | ≤ {r['target']:.2f} | {mark} |"
-        )
+        cells = (r["name"], shape, r["anchor_name"], f"≤ {r['target']:.2f}", ratio(r), ratio(there.get(key(r))))
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ..cli import Parser, whole
 from ..errors import UserError
 from ..files import check_folder
-from ..machine import mend_bfloat16
+from ..machine import keep_memory, mend_bfloat16
 
 if TYPE_CHECKING:  # torch is imported when there is something to measure
     from .measure import Comparison
@@ -60,6 +60,7 @@ def main(argv: list[str]) -> int:
         print("This machine announces AMX but stops programs that use it: bfloat16 is measured without it.")
     import torch
 
+    keep_memory()  # as training does; all that takes turns here has it
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     about = environment(options.threads) | {"command": "softmax-rnn bench " + " ".join(argv)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -139,4 +140,6 @@ def generation_peak(T: int) -> float:
 
 
 def _command(*words: str) -> Work:
-    return lambda: subprocess.run(words, check=True, capture_output=True)
+    """With Python's own cache of compiled files, which some containers switch off."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return lambda: subprocess.run(words, check=True, capture_output=True, env=environment)
