@@ -120,6 +120,7 @@ def test_train(place: Path, drawn: list[tuple[str, str]]) -> None:
     ends_well(*TRAIN, *(f"--{name}={value}" for name, value in drawn))
 
 
+@pytest.mark.slow
 def test_train_really_trains(tmp_path: Path) -> None:
     """The command that the draws change is right by itself: in a process and a folder of its own, whatever they left behind."""
     (tmp_path / "text.txt").write_text("".join(f"{i} words and {i * i} more of them.\n" for i in range(2000)))

@@ -69,6 +69,7 @@ def test_plugins_that_do_not_work(place: Path, refused: Callable[..., str], name
         assert says in refused(*argv, "--plugins", name)
 
 
+@pytest.mark.slow
 def test_a_saved_model_names_the_class_and_imports_nothing_unasked(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

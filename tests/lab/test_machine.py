@@ -24,10 +24,10 @@ def test_freed_memory_is_kept(monkeypatch):
     monkeypatch.setattr(machine.ctypes, "CDLL", Library)
     assert keep_memory() is True
     assert calls == [
-        (-3, 2**25),
-        (-1, 2**30),
+        (-4, 0),
+        (-1, 2**31 - 1),
         (-2, 2**26),
-    ]  # from when on by mmap, when to give back, what to ask for beyond
+    ]  # nothing by mmap, when to give back, what to ask for beyond
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc")
@@ -63,3 +63,19 @@ def test_nothing_is_tried_where_nothing_is_announced(monkeypatch):
     monkeypatch.setattr(machine, "_announces_amx", lambda: False)
     monkeypatch.setattr(machine, "PRODUCT", "import os; os.abort()")
     assert mend_bfloat16() is False
+
+
+def test_a_model_in_bfloat16_is_opened_with_care(tmp_path, monkeypatch):
+    from softmax_rnn.models import SoftmaxRnnConfig, SoftmaxRnnForCausalLM, load_model
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = SoftmaxRnnForCausalLM(SoftmaxRnnConfig(vocab_size=20, **sizes))
+    model.save_pretrained(tmp_path / "float32")
+    model.bfloat16().save_pretrained(tmp_path / "bfloat16")
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.setattr(machine, "_announces_amx", lambda: True)
+    monkeypatch.setattr(machine, "PRODUCT", "import os; os.abort()")
+    for name in ("float32", "bfloat16"):
+        load_model(tmp_path / name)
+        assert ("ONEDNN_MAX_CPU_ISA" in os.environ) is (name == "bfloat16")
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)

@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from ..errors import MechanismError, UserError, first_line
 from ..files import check_hub, nearest_name
+from ..machine import mend_bfloat16
 from ..slots.mechanism import Mechanism
 from .patching import restore
 
@@ -74,6 +75,8 @@ def load_model(
     if wrong:
         name, stored, asked = wrong[0]
         raise UserError(f"{name} in {path} has shape {tuple(stored)}, but its config asks for {tuple(asked)}.")
+    if model.dtype == torch.bfloat16 and model.device.type == "cpu":
+        mend_bfloat16()
     return restore(model)
 
 
