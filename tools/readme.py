@@ -192,9 +192,13 @@ def times(ratio: float) -> str:
     return f"{1 / ratio:.0f} times as fast" if ratio < 0.5 else f"{ratio:.2f} times as long"
 
 
-def bench_head(record: dict = BENCH) -> list[str]:
+def bench_head() -> list[str]:
+    return [f"{machine(BENCH)}: `make bench`.", ""]
+
+
+def machine(record: dict) -> str:
     about = record["environment"]
-    return [f"{about['cpu']}, {about['threads']} threads, torch {about['torch']}, {about['date']}: `make bench`.", ""]
+    return f"{about['cpu']}, {about['threads']} threads, torch {about['torch']}, {about['date']}"
 
 
 def measurements() -> str:
@@ -207,7 +211,8 @@ def measurements() -> str:
         return "" if r is None else f"{r['ratio']:.2f}" if r["met"] else f"**{r['ratio']:.2f}**"
 
     there = {key(r): r for r in INTEL["records"]}
-    lines = [bench_head()[0], "", bench_head(INTEL)[0], "", "Ours / theirs; **bold** is more than the target.", ""]
+    lines = [f"{machine(record)} (`{file}`)  " for record, file in ((BENCH, "bench.json"), (INTEL, "intel.json"))]
+    lines += ["Ours / theirs; **bold** is more than the target.", ""]
     lines += ["| work | shape | against | target | AMD | Intel |", "|---|---|---|---|---|---|"]
     for r in targets():
         shape = f"{r['shape']}{', ' + r['dtype'] if r['dtype'] not in ('float32', '-') else ''}"
