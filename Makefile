@@ -24,7 +24,7 @@ test: $(READY)          ## the tests, on all cores; those that take longest are 
 slow: $(READY)          ## the tests that take longest: compilers, several processes, kills, a pretrained model, browsers
 	$(BIN)/python -m pytest $(PARALLEL) --no-loadscope-reorder -m slow
 
-quick: test            ## what `make test` was called before
+quick: test            ## the same, as it was called before
 
 lint: $(READY)          ## format and lint, as in CI
 	$(BIN)/ruff format --check .

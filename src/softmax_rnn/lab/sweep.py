@@ -143,12 +143,12 @@ def add_options(parser: argparse.ArgumentParser, jobs: int = 1) -> None:
 
 def run_all(runs: Sequence[RunConfig], options: argparse.Namespace, name: str) -> int:
     """Bring every run to its end, here or on SLURM; returns the exit code: 0 if every run is done (or submitted)."""
-    todo = [run for run in runs if status(run) not in ENDED]
-    if options.slurm and todo:
-        return slurm.submit(todo, options, name)
-    if todo:
+    left = [run for run in runs if status(run) not in ENDED]
+    if options.slurm and left:
+        return slurm.submit(left, options, name)
+    if left:
         with StopSignals() as stop, live_table(runs) as show:
-            pool = _Pool(list(todo), options.jobs, stop)
+            pool = _Pool(list(left), options.jobs, stop)
             while pool.busy:
                 ended = pool.step()
                 show(pool.states(), ended)
