@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ..context import Context
 from ..errors import MechanismError
-from . import chunks, triton
+from . import chunks, native, triton
 from .flash import flash_lse
 from .flash_decay import flash_decay_lse
 from .flex import even_taylor, flex_lse, logarithm
@@ -191,6 +191,8 @@ def _flash_decay_refuses(call: SoftmaxCall) -> str | None:
         return "it is for the CPU in float32 or float64: in half precision the extra channel is too coarse"
     if call.softcap is not None or c.bias is not None or call.scale < 1e-6:
         return "a cap, a bias on keys or a scale of 0 is needed"
+    if native.why_not() is None:
+        return "tiles in C are faster"
     return None
 
 

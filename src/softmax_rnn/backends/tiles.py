@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from . import scores
+from . import native, scores
 from .dense import softmax_dense, weighted_dense
 from .operators import operator
 from .scores import weights, weights_and_slopes
@@ -215,6 +215,9 @@ def _weighted(
     group = q.shape[1]
     out = q.new_zeros(*q.shape[:3], v.shape[-1])
     total = q.new_zeros(*q.shape[:3], 1 if with_total else 0)
+    if native.takes(q, aq, coefficients):
+        native.run("weighted", q, k, v, causal, coefficients, limit, cq=cq, ck=ck, lo=lo, hi=hi, keep=keep, out=out, sums=total)
+        return out, total
     call = _Call(q, k, cq, ck, aq, ak, lo, hi, None, causal)
 
     def work(some: slice) -> None:
@@ -261,7 +264,11 @@ def _weighted_backward(
             dx = dw.mul_(slope)
             t.scores_backward(dx if slope is w else t.fade_(dx, group), dq, dk)  # w has faded already
 
-    call.share(v.shape[-1], work)
+    if native.takes(q, aq, coefficients):
+        given = dict(cq=cq, ck=ck, lo=lo, hi=hi, keep=keep, grad=grad, gtotal=gtotal)
+        native.run("weighted_backward", q, k, v, causal, coefficients, limit, **given, dq=dq, dk=dk, dv=dv, dones=dones)
+    else:
+        call.share(v.shape[-1], work)
     dcq = dck = None
     if cq is not None:
         dcq, dck = (grad * out).sum((1, -1)).double(), (dv * v).sum(-1).double()
@@ -283,6 +290,9 @@ def _softmax(
 ) -> tuple[Tensor, Tensor]:
     group = q.shape[1]
     out, lse = q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(*q.shape[:3], 1)
+    if native.takes(q, aq, softcap=softcap):
+        native.run("softmax", q, k, v, causal, cq=cq, ck=ck, lo=lo, hi=hi, keep=keep, bias=bias, out=out, sums=lse)
+        return out, lse
     call = _Call(q, k, cq, ck, aq, ak, lo, hi, keep, causal, bias)
 
     def work(some: slice) -> None:
@@ -325,7 +335,14 @@ def _softmax_backward(
                 dbias[t.n, t.j] -= dx.sum(1)
             t.scores_backward(dx if slope is None else dx.mul_(slope), dq, dk)
 
-    call.share(v.shape[-1], work)
+    if native.takes(q, aq, softcap=softcap):
+        dtimes = None if cq is None and bias is None else k.new_zeros(len(k), k.shape[1], dtype=torch.float64)
+        given = dict(cq=cq, ck=ck, lo=lo, hi=hi, keep=keep, bias=bias, grad=grad, sums=lse, gtotal=delta)
+        native.run("softmax_backward", q, k, v, causal, **given, dq=dq, dk=dk, dv=dv, dcq=dcq, dck=dtimes)
+        dck = None if ck is None else dtimes
+        dbias = None if bias is None or dtimes is None else dtimes.to(bias.dtype, copy=True)
+    else:
+        call.share(v.shape[-1], work)
     daq, dak = (None, None) if aq is None else ((dq * q).sum(1).double(), (dk * k).neg_().double())
     return dq, dk, dv, dcq, dck, daq, dak, dbias
 

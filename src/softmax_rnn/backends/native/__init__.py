@@ -1,0 +1,193 @@
+"""The inner loops in C: built once for this machine by its C compiler, kept in a cache, called without Python's lock.
+
+    weighted, softmax     the loops of ``tiles.py``, forward and backward
+
+Between two matrix products Python would make one pass over a tile for each operation; C makes one for all of them. The products
+themselves are those of the BLAS that torch brings. Where there is no compiler, or no such BLAS, or ``SOFTMAX_RNN_NATIVE=0`` is set, the
+loops in Python compute the same; ``why_not()`` says which.
+
+The library lies in ``$XDG_CACHE_HOME/softmax-rnn`` (``~/.cache/softmax-rnn``) under a name made of the source, the flags and the
+processor, so that another machine, or another version, builds its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..threads import share
+
+SOURCES = [Path(__file__).parent / name for name in ("loops.c", "tiles.h")]
+FLAGS = ["-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]
+TYPES = {torch.float32: "float", torch.float64: "double"}
+
+
+class Missing(Exception):
+    """Why there is no library: a sentence."""
+
+
+class _Series(ctypes.Structure):
+    """As in loops.c."""
+
+    _fields_ = [
+        ("low", ctypes.c_int64),
+        ("terms", ctypes.c_int64),
+        ("first", ctypes.c_double),
+        ("root", ctypes.c_double),
+        ("ratios", ctypes.c_void_p),
+    ]
+
+
+POINTERS = "q k v grad gtotal bias cq ck lo hi keep out sums dq dk dv dones dcq dck".split()
+NUMBERS = "group queries keys d e bounds causal".split()
+
+
+class _Tiles(ctypes.Structure):
+    """As in loops.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in POINTERS),
+        *((name, ctypes.c_int64) for name in NUMBERS),
+        ("limit", ctypes.c_double),
+        ("weight", _Series),
+        ("slope", _Series),
+    ]
+
+
+def why_not() -> str | None:
+    """Why the loops are not those in C; None if they are."""
+    found = _library(os.environ.get("SOFTMAX_RNN_NATIVE", "1"))
+    return str(found) if isinstance(found, Missing) else None
+
+
+@functools.cache
+def _library(wanted: str) -> ctypes.CDLL | Missing:
+    """The library, built if need be."""
+    if wanted == "0":
+        return Missing("SOFTMAX_RNN_NATIVE=0 asks for the loops in Python")
+    try:
+        library = ctypes.CDLL(str(_built()))
+        torch_itself = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        products = [ctypes.cast(getattr(torch_itself, name), ctypes.c_void_p) for name in ("sgemm_", "dgemm_")]
+    except Missing as reason:
+        return reason
+    except (OSError, AttributeError) as error:
+        return Missing(f"the loops in C cannot be used here ({error})")
+    library.products(*products)
+    return library
+
+
+def _built() -> Path:
+    """Where the library is."""
+    compiler = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), None)
+    if compiler is None:
+        raise Missing("there is no C compiler")
+    made_of = [*(source.read_text() for source in SOURCES), *FLAGS, compiler, _processor()]
+    name = f"loops-{hashlib.sha256(chr(0).join(made_of).encode()).hexdigest()[:16]}.so"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "softmax-rnn"
+    if (folder / name).exists():
+        return folder / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            made = Path(place) / name
+            built = subprocess.run(
+                [compiler, *FLAGS, str(SOURCES[0]), "-o", str(made), "-lm"], capture_output=True, text=True, check=False
+            )
+            if built.returncode:
+                raise Missing(f"{compiler} cannot build the loops in C ({(built.stderr.splitlines() or ['no reason given'])[0]})")
+            made.replace(folder / name)
+    except OSError as error:
+        raise Missing(f"the loops in C cannot be kept in {folder} ({error.strerror})") from error
+    return folder / name
+
+
+def _processor() -> str:
+    """What ``-march=native`` depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
+
+
+class _Polynomial(NamedTuple):
+    """What C reads, and the memory that it points to."""
+
+    value: _Series
+    ratios: Any = None
+
+
+def _series(coefficients: Sequence[float]) -> _Polynomial:
+    """A polynomial without gaps, nested by the ratios of its neighbouring coefficients; exp without coefficients."""
+    present = [n for n, c in enumerate(coefficients) if c != 0]
+    if not present:
+        return _Polynomial(_Series(0, 0 if coefficients else -1, 0.0, 1.0, None))
+    low, high = present[0], present[-1]
+    ratios = [coefficients[n] / coefficients[n - 1] for n in range(low + 1, high + 1)]
+    memory = (ctypes.c_double * (len(ratios) + 1))(*ratios)
+    first, root = coefficients[low], 1.0
+    if low:  # (|c|^(1/n) x)^n: nothing on the way is larger than the result, or than 1
+        first, root = (1.0 if first > 0 else -1.0), abs(first) ** (1 / low)
+    return _Polynomial(_Series(low, len(ratios), first, root, ctypes.addressof(memory)), memory)
+
+
+def _gaps(coefficients: Sequence[float]) -> bool:
+    present = [n for n, c in enumerate(coefficients) if c != 0]
+    return bool(present) and len(present) < present[-1] - present[0] + 1
+
+
+def takes(q: Tensor, aq: Tensor | None, coefficients: Sequence[float] = (), softcap: float | None = None) -> bool:
+    """Is it for these loops? On the CPU, without channel decay and soft cap, and for polynomials without gaps."""
+    fits = q.device.type == "cpu" and q.dtype in TYPES and aq is None and softcap is None and not _gaps(coefficients)
+    return fits and why_not() is None
+
+
+def run(
+    name: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    coefficients: Sequence[float] = (),
+    limit: float | None = None,
+    **others: Tensor | None,
+) -> None:
+    """A loop over the tiles of q (N, G, Tq, D), k (N, Tk, D), v (N, Tk, E), which writes into tensors of its caller.
+
+    ``others`` are named as in loops.c; all tensors are contiguous.
+    """
+    library = _library(os.environ.get("SOFTMAX_RNN_NATIVE", "1"))
+    assert isinstance(library, ctypes.CDLL)
+    N, group, Tq, D = q.shape
+    Tk, E, lo = k.shape[1], v.shape[-1], others.get("lo")
+    weight, slope = _series(coefficients), _series([n * c for n, c in enumerate(coefficients)][1:] or coefficients and [0.0])
+    call = _Tiles(
+        **{at: x.data_ptr() for at, x in {"q": q, "k": k, "v": v, **others}.items() if x is not None and x.numel()},
+        **dict(group=group, queries=Tq, keys=Tk, d=D, e=E, bounds=0 if lo is None or len(lo) == 1 else Tq, causal=causal),
+        limit=float("inf") if limit is None else limit,
+        weight=weight.value,
+        slope=slope.value,
+    )
+    function, failed = getattr(library, f"{name}_{TYPES[q.dtype]}"), []
+
+    def work(some: slice) -> None:
+        if function(ctypes.byref(call), ctypes.c_int64(some.start), ctypes.c_int64(some.stop)):
+            failed.append(some)
+
+    share(N, N * group * Tq * Tk * (D + E), q.device, work)
+    if failed:
+        raise MemoryError("There is no memory left for a tile of scores.")

@@ -1,0 +1,107 @@
+/* The loops over tiles of tiles.py and over chunks of linear.py, for float and for double. Built by __init__.py when first needed.
+
+   Matrix products are those of the BLAS inside torch, handed over by its addresses; here is what happens between them, in one pass
+   over a tile instead of one for each operation, and without Python's lock. */
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
+
+typedef void (*gemm_s)(const char *, const char *, const int *, const int *, const int *, const float *, const float *, const int *,
+                       const float *, const int *, const float *, float *, const int *);
+typedef void (*gemm_d)(const char *, const char *, const int *, const int *, const int *, const double *, const double *, const int *,
+                       const double *, const int *, const double *, double *, const int *);
+static gemm_s sgemm;
+static gemm_d dgemm;
+
+void products(void *single, void *twice) {
+    sgemm = (gemm_s)single;
+    dgemm = (gemm_d)twice;
+}
+
+/* c0 (1 + r1 x (1 + r2 x (...))) x^low, scaled so that neither powers nor coefficients leave the range; exp if terms < 0. */
+typedef struct {
+    int64_t low, terms;
+    double first, root;
+    const double *ratios;
+} Series;
+
+/* One call of an operator; a null pointer stands for what is not there. See tiles.py for the meaning of each. */
+typedef struct {
+    const void *q, *k, *v, *grad, *gtotal, *bias;
+    const double *cq, *ck;
+    const int64_t *lo, *hi;
+    const uint8_t *keep;
+    void *out, *sums, *dq, *dk, *dv, *dones;
+    double *dcq, *dck;
+    int64_t group, queries, keys, d, e, bounds, causal;
+    double limit;
+    Series weight, slope;
+} Tiles;
+
+/* Denormal numbers make a processor a hundred times slower, and below 1e-38 nothing here matters. */
+static unsigned flush(void) {
+#if defined(__SSE__)
+    unsigned before = _mm_getcsr();
+    _mm_setcsr(before | 0x8040);
+    return before;
+#else
+    return 0;
+#endif
+}
+
+static void unflush(unsigned before) {
+#if defined(__SSE__)
+    _mm_setcsr(before);
+#else
+    (void)before;
+#endif
+}
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+#define ROWS 64   /* queries of a tile */
+#define COLUMNS 512 /* keys of a tile: with 64 queries 128 KB of scores, which stay in the cache of a core */
+#define STRIP 64  /* numbers that are turned into weights at a time, in registers */
+
+#define REAL float
+#define INT int32_t
+#define NAME(x) x##_float
+#define GEMM sgemm
+#define TERMS 7
+#define MAGIC 12582912.0f
+#define BIAS 127
+#define MANTISSA 23
+#define FAR 150.0f
+#define GONE -110.0
+#define FADED 20.0
+#include "tiles.h"
+#undef REAL
+#undef INT
+#undef NAME
+#undef GEMM
+#undef TERMS
+#undef MAGIC
+#undef BIAS
+#undef MANTISSA
+#undef FAR
+#undef GONE
+#undef FADED
+
+#define REAL double
+#define INT int64_t
+#define NAME(x) x##_double
+#define GEMM dgemm
+#define TERMS 13
+#define MAGIC 6755399441055744.0
+#define BIAS 1023
+#define MANTISSA 52
+#define FAR 1400.0
+#define GONE -800.0
+#define FADED 40.0
+#include "tiles.h"

@@ -1,0 +1,452 @@
+/* The loops of tiles.py for numbers of type REAL. Included by loops.c for each type. */
+
+#define product NAME(product)
+#define exponential NAME(exponential)
+#define series NAME(series)
+#define first_key NAME(first_key)
+#define last_key NAME(last_key)
+#define reach NAME(reach)
+#define fades NAME(fades)
+#define shares NAME(shares)
+#define total NAME(total)
+#define longest NAME(longest)
+#define shift NAME(shift)
+#define alive NAME(alive)
+
+/* c = a b + beta c, all of them row by row; ta, tb: 'T' takes a, b transposed. m x n, over k. */
+static void product(char ta, char tb, int64_t m, int64_t n, int64_t k, const REAL *a, int64_t lda, const REAL *b, int64_t ldb, REAL beta,
+                    REAL *c, int64_t ldc) {
+    const int M = (int)m, N = (int)n, K = (int)k, A = (int)lda, B = (int)ldb, C = (int)ldc;
+    const REAL one = 1;
+    GEMM(&tb, &ta, &N, &M, &K, &one, b, &B, a, &A, &beta, c, &C);
+}
+
+/* exp of a strip, to one or two units of the last digit: 2^n times a Taylor series on [-ln 2 / 2, ln 2 / 2]. NaN stays NaN. */
+static inline void exponential(REAL *restrict x) {
+    for (int l = 0; l < STRIP; l++) {
+        REAL y = x[l] > FAR ? FAR : x[l];
+        y = y < -FAR ? -FAR : y;
+        const REAL t = y * (REAL)1.4426950408889634 + MAGIC; /* the sum's last digits are the whole number nearest to y / ln 2 */
+        const REAL n = t - MAGIC;
+        REAL r = y - n * (REAL)0x1.62e4p-1;
+        r = r - n * (REAL)(0.69314718055994530942 - 0x1.62e4p-1);
+        REAL p = 1;
+        for (int i = TERMS; i > 0; i--)
+            p = 1 + p * r * (REAL)(1.0 / i);
+        union { REAL real; INT bits; } at = {t}, zero = {MAGIC}, half, rest;
+        const INT whole = at.bits - zero.bits, low = whole >> 1;
+        half.bits = (low + BIAS) << MANTISSA;
+        rest.bits = (whole - low + BIAS) << MANTISSA;
+        x[l] = p * half.real * rest.real; /* in two steps, so that the largest are infinite and the smallest 0 */
+    }
+}
+
+/* A polynomial, or exp, of a strip. */
+static inline void series(const Series *s, const REAL *restrict x, REAL *restrict w) {
+    if (s->terms < 0) {
+        memcpy(w, x, STRIP * sizeof(REAL));
+        exponential(w);
+        return;
+    }
+    for (int l = 0; l < STRIP; l++)
+        w[l] = 1;
+    for (int64_t n = s->terms - 1; n >= 0; n--) {
+        const REAL ratio = (REAL)s->ratios[n];
+        for (int l = 0; l < STRIP; l++)
+            w[l] = 1 + ratio * x[l] * w[l];
+    }
+    const REAL first = (REAL)s->first, root = (REAL)s->root;
+    for (int l = 0; l < STRIP; l++)
+        w[l] *= first;
+    for (int64_t n = 0; n < s->low; n++)
+        for (int l = 0; l < STRIP; l++)
+            w[l] *= root * x[l];
+}
+
+/* What a query sees of the keys: [first, last). */
+static inline int64_t first_key(const Tiles *c, int64_t n, int64_t t) { return c->lo ? c->lo[n * c->bounds + t] : 0; }
+
+static inline int64_t last_key(const Tiles *c, int64_t n, int64_t t) {
+    return c->hi ? c->hi[n * c->bounds + t] : c->causal ? c->keys - c->queries + t + 1 : c->keys;
+}
+
+/* The keys that any of the queries [i, end) sees and that have not faded for all of them. */
+static void reach(const Tiles *c, int64_t n, int64_t i, int64_t end, int64_t *begin, int64_t *stop) {
+    *begin = c->keys, *stop = 0;
+    for (int64_t t = i; t < end; t++) {
+        *begin = least(*begin, first_key(c, n, t));
+        *stop = most(*stop, last_key(c, n, t));
+    }
+    if (c->cq) { /* the clock falls: what has faded for the first of the queries has for all */
+        int64_t a = *begin, b = *stop;
+        const double *ck = c->ck + n * c->keys, now = c->cq[n * c->queries + i];
+        while (a < b) {
+            const int64_t middle = (a + b) / 2;
+            if (now - ck[middle] > GONE)
+                b = middle;
+            else
+                a = middle + 1;
+        }
+        *begin = a;
+    }
+}
+
+/* exp(c_t - c_s) of a strip, 0 for padding; 1 where there is neither. */
+static inline void fades(const Tiles *c, int64_t n, int64_t t, int64_t s, int64_t m, REAL *restrict f) {
+    for (int l = 0; l < STRIP; l++)
+        f[l] = 1;
+    if (c->cq) {
+        const double now = c->cq[n * c->queries + t], *ck = c->ck + n * c->keys + s;
+        for (int64_t l = 0; l < m; l++)
+            f[l] = (REAL)(now - ck[l] > 0 ? 0 : now - ck[l]);
+        exponential(f);
+    }
+    if (c->keep) {
+        const uint8_t *keep = c->keep + n * c->keys + s;
+        for (int64_t l = 0; l < m; l++)
+            f[l] = keep[l] ? f[l] : 0;
+    }
+}
+
+/* A = sum_s D w(x) v and Z = sum_s D w(x), for the sequences [from, to). 1 if memory is short. */
+int NAME(weighted)(const Tiles *c, int64_t from, int64_t to) {
+    REAL *X = aligned_alloc(64, ROWS * COLUMNS * sizeof(REAL));
+    if (!X)
+        return 1;
+    const unsigned before = flush();
+    const int faded = c->cq || c->keep;
+    for (int64_t n = from; n < to; n++)
+        for (int64_t g = 0; g < c->group; g++)
+            for (int64_t i = 0; i < c->queries; i += ROWS) {
+                const int64_t end = least(i + ROWS, c->queries), rows = end - i, row = (n * c->group + g) * c->queries + i;
+                int64_t j, stop;
+                reach(c, n, i, end, &j, &stop);
+                for (int64_t width; j < stop; j += width) {
+                    width = least(COLUMNS, stop - j);
+                    product('N', 'T', rows, width, c->d, (const REAL *)c->q + row * c->d, c->d, (const REAL *)c->k + (n * c->keys + j) * c->d,
+                            c->d, 0, X, width);
+                    for (int64_t r = 0; r < rows; r++) {
+                        REAL *x = X + r * width, sums[STRIP] = {0};
+                        const int64_t a = least(most(first_key(c, n, i + r) - j, 0), width), b = most(least(last_key(c, n, i + r) - j, width), a);
+                        memset(x, 0, a * sizeof(REAL));
+                        memset(x + b, 0, (width - b) * sizeof(REAL));
+                        for (int64_t s = a; s < b; s += STRIP) {
+                            const int64_t m = least(STRIP, b - s);
+                            REAL y[STRIP] = {0}, w[STRIP], f[STRIP];
+                            memcpy(y, x + s, m * sizeof(REAL));
+                            for (int l = 0; l < STRIP; l++)
+                                y[l] = y[l] > (REAL)c->limit ? (REAL)c->limit : y[l];
+                            series(&c->weight, y, w);
+                            if (faded) {
+                                fades(c, n, i + r, j + s, m, f);
+                                for (int l = 0; l < STRIP; l++)
+                                    w[l] *= f[l];
+                            }
+                            memcpy(x + s, w, m * sizeof(REAL));
+                            for (int64_t l = 0; l < m; l++)
+                                sums[l] += w[l];
+                        }
+                        if (c->sums) {
+                            REAL sum = 0;
+                            for (int l = 0; l < STRIP; l++)
+                                sum += sums[l];
+                            ((REAL *)c->sums)[row + r] += sum;
+                        }
+                    }
+                    product('N', 'N', rows, c->e, width, X, width, (const REAL *)c->v + (n * c->keys + j) * c->e, c->e, 1,
+                            (REAL *)c->out + row * c->e, c->e);
+                }
+            }
+    unflush(before);
+    free(X);
+    return 0;
+}
+
+/* The gradients of the same; dones_s = sum_t D w gtotal. */
+int NAME(weighted_backward)(const Tiles *c, int64_t from, int64_t to) {
+    REAL *X = aligned_alloc(64, 2 * ROWS * COLUMNS * sizeof(REAL)), *Y = X + ROWS * COLUMNS;
+    if (!X)
+        return 1;
+    const unsigned before = flush();
+    const int faded = c->cq || c->keep, same = c->weight.terms < 0;
+    for (int64_t n = from; n < to; n++)
+        for (int64_t g = 0; g < c->group; g++)
+            for (int64_t i = 0; i < c->queries; i += ROWS) {
+                const int64_t end = least(i + ROWS, c->queries), rows = end - i, row = (n * c->group + g) * c->queries + i;
+                const REAL *q = (const REAL *)c->q + row * c->d, *grad = (const REAL *)c->grad + row * c->e;
+                int64_t j, stop;
+                reach(c, n, i, end, &j, &stop);
+                for (int64_t width; j < stop; j += width) {
+                    width = least(COLUMNS, stop - j);
+                    const int64_t key = n * c->keys + j;
+                    const REAL *k = (const REAL *)c->k + key * c->d, *v = (const REAL *)c->v + key * c->e;
+                    product('N', 'T', rows, width, c->d, q, c->d, k, c->d, 0, X, width);
+                    product('N', 'T', rows, width, c->e, grad, c->e, v, c->e, 0, Y, width);
+                    for (int64_t r = 0; r < rows; r++) {
+                        REAL *x = X + r * width, *dx = Y + r * width;
+                        const REAL dz = c->gtotal ? ((const REAL *)c->gtotal)[row + r] : 0;
+                        const int64_t a = least(most(first_key(c, n, i + r) - j, 0), width), b = most(least(last_key(c, n, i + r) - j, width), a);
+                        memset(x, 0, a * sizeof(REAL)), memset(dx, 0, a * sizeof(REAL));
+                        memset(x + b, 0, (width - b) * sizeof(REAL)), memset(dx + b, 0, (width - b) * sizeof(REAL));
+                        for (int64_t s = a; s < b; s += STRIP) {
+                            const int64_t m = least(STRIP, b - s);
+                            REAL given[STRIP] = {0}, y[STRIP], w[STRIP], slope[STRIP], f[STRIP], dw[STRIP] = {0};
+                            memcpy(given, x + s, m * sizeof(REAL));
+                            memcpy(dw, dx + s, m * sizeof(REAL));
+                            for (int l = 0; l < STRIP; l++)
+                                y[l] = given[l] > (REAL)c->limit ? (REAL)c->limit : given[l];
+                            series(&c->weight, y, w);
+                            if (same)
+                                memcpy(slope, w, sizeof w);
+                            else
+                                series(&c->slope, y, slope);
+                            for (int l = 0; l < STRIP; l++)
+                                dw[l] = given[l] > (REAL)c->limit ? 0 : (dw[l] + dz) * slope[l];
+                            if (faded) {
+                                fades(c, n, i + r, j + s, m, f);
+                                for (int l = 0; l < STRIP; l++)
+                                    w[l] *= f[l], dw[l] *= f[l];
+                            }
+                            memcpy(x + s, w, m * sizeof(REAL));
+                            memcpy(dx + s, dw, m * sizeof(REAL));
+                            if (c->dones) {
+                                REAL *ones = (REAL *)c->dones + key + s;
+                                for (int64_t l = 0; l < m; l++)
+                                    ones[l] += w[l] * dz;
+                            }
+                        }
+                    }
+                    product('T', 'N', width, c->e, rows, X, width, grad, c->e, 1, (REAL *)c->dv + key * c->e, c->e);
+                    product('N', 'N', rows, c->d, width, Y, width, k, c->d, 1, (REAL *)c->dq + row * c->d, c->d);
+                    product('T', 'N', width, c->d, rows, Y, width, q, c->d, 1, (REAL *)c->dk + key * c->d, c->d);
+                }
+            }
+    unflush(before);
+    free(X);
+    return 0;
+}
+
+/* softmax_s( x - bias + c_t - c_s ): the logits of a row of scores in place, -inf for padding; returns the largest. */
+static REAL shift(const Tiles *c, int64_t n, int64_t t, int64_t s, int64_t m, REAL *restrict x) {
+    REAL top = -INFINITY;
+    if (c->cq) {
+        const double now = c->cq[n * c->queries + t], *ck = c->ck + n * c->keys + s;
+        for (int64_t l = 0; l < m; l++)
+            x[l] += (REAL)(now - ck[l]);
+    }
+    if (c->bias) {
+        const REAL *bias = (const REAL *)c->bias + n * c->keys + s;
+        for (int64_t l = 0; l < m; l++)
+            x[l] -= bias[l];
+    }
+    if (c->keep) {
+        const uint8_t *keep = c->keep + n * c->keys + s;
+        for (int64_t l = 0; l < m; l++)
+            x[l] = keep[l] ? x[l] : -INFINITY;
+    }
+    REAL tops[STRIP];
+    for (int l = 0; l < STRIP; l++)
+        tops[l] = -INFINITY;
+    int64_t l = 0;
+    for (; l + STRIP <= m; l += STRIP)
+        for (int i = 0; i < STRIP; i++)
+            tops[i] = x[l + i] > tops[i] ? x[l + i] : tops[i];
+    for (; l < m; l++)
+        top = x[l] > top ? x[l] : top;
+    for (int i = 0; i < STRIP; i++)
+        top = tops[i] > top ? tops[i] : top;
+    return top;
+}
+
+/* The sum of a row. */
+static REAL total(const REAL *x, int64_t m) {
+    REAL sums[STRIP] = {0}, sum = 0;
+    int64_t s = 0;
+    for (; s + STRIP <= m; s += STRIP)
+        for (int l = 0; l < STRIP; l++)
+            sums[l] += x[s + l];
+    for (; s < m; s++)
+        sum += x[s];
+    for (int l = 0; l < STRIP; l++)
+        sum += sums[l];
+    return sum;
+}
+
+/* exp(x - top) in place; returns their sum. */
+static REAL shares(REAL *restrict x, int64_t m, REAL top) {
+    REAL sums[STRIP] = {0}, sum = 0;
+    for (int64_t s = 0; s < m; s += STRIP) {
+        const int64_t some = least(STRIP, m - s);
+        REAL y[STRIP] = {0};
+        memcpy(y, x + s, some * sizeof(REAL));
+        for (int l = 0; l < STRIP; l++)
+            y[l] -= top;
+        exponential(y);
+        memcpy(x + s, y, some * sizeof(REAL));
+        for (int64_t l = 0; l < some; l++)
+            sums[l] += y[l];
+    }
+    for (int l = 0; l < STRIP; l++)
+        sum += sums[l];
+    return sum;
+}
+
+/* The length of the longest key. */
+static double longest(const Tiles *c, int64_t n) {
+    double most_of_all = 0;
+    for (int64_t s = 0; s < c->keys; s++) {
+        const REAL *k = (const REAL *)c->k + (n * c->keys + s) * c->d;
+        double sum = 0;
+        for (int64_t l = 0; l < c->d; l++)
+            sum += (double)k[l] * k[l];
+        most_of_all = sum > most_of_all ? sum : most_of_all;
+    }
+    return sqrt(most_of_all);
+}
+
+/* As reach; but a key has faded when its weight cannot be e^-FADED of its row, whatever its direction. A row's sum is at least the weight
+   of its newest key, which is one of the longest against it at worst. Where padding or a bias hides that, nothing is left out. */
+static void alive(const Tiles *c, int64_t n, int64_t row, int64_t i, int64_t end, double farthest, int64_t *begin, int64_t *stop) {
+    *begin = c->keys, *stop = 0;
+    double latest = -INFINITY;
+    for (int64_t t = i; t < end; t++) {
+        const int64_t last = last_key(c, n, t);
+        *begin = least(*begin, first_key(c, n, t));
+        *stop = most(*stop, last);
+        if (c->cq && last > 0) {
+            const REAL *q = (const REAL *)c->q + (row + t - i) * c->d, *k = (const REAL *)c->k + (n * c->keys + last - 1) * c->d;
+            double size = 0, own = 0;
+            for (int64_t l = 0; l < c->d; l++)
+                size += (double)q[l] * q[l], own += (double)q[l] * k[l];
+            const double newest = c->ck[n * c->keys + last - 1] + sqrt(size) * farthest - own;
+            latest = newest > latest ? newest : latest;
+        }
+    }
+    if (!c->cq || c->keep || c->bias)
+        return;
+    int64_t a = *begin, b = *stop;
+    while (a < b) { /* the clock falls */
+        const int64_t middle = (a + b) / 2;
+        if (latest - c->ck[n * c->keys + middle] > -FADED)
+            b = middle;
+        else
+            a = middle + 1;
+    }
+    *begin = a;
+}
+
+/* O = softmax(x) v, and in total the log-sum-exp; a row that sees nothing has 0 and 0. */
+int NAME(softmax)(const Tiles *c, int64_t from, int64_t to) {
+    REAL *X = aligned_alloc(64, ROWS * COLUMNS * sizeof(REAL));
+    if (!X)
+        return 1;
+    const unsigned before = flush();
+    for (int64_t n = from; n < to; n++) {
+        const double farthest = c->cq ? longest(c, n) : 0;
+        for (int64_t g = 0; g < c->group; g++)
+            for (int64_t i = 0; i < c->queries; i += ROWS) {
+                const int64_t end = least(i + ROWS, c->queries), rows = end - i, row = (n * c->group + g) * c->queries + i;
+                REAL *out = (REAL *)c->out + row * c->e, *lse = (REAL *)c->sums + row, tops[ROWS], sums[ROWS];
+                int64_t j, stop;
+                for (int64_t r = 0; r < rows; r++)
+                    tops[r] = -INFINITY, sums[r] = 0;
+                memset(out, 0, rows * c->e * sizeof(REAL));
+                alive(c, n, row, i, end, farthest, &j, &stop);
+                for (int64_t width; j < stop; j += width) {
+                    width = least(COLUMNS, stop - j);
+                    const int64_t key = n * c->keys + j;
+                    product('N', 'T', rows, width, c->d, (const REAL *)c->q + row * c->d, c->d, (const REAL *)c->k + key * c->d, c->d, 0, X,
+                            width);
+                    for (int64_t r = 0; r < rows; r++) {
+                        REAL *x = X + r * width;
+                        const int64_t a = least(most(first_key(c, n, i + r) - j, 0), width), b = most(least(last_key(c, n, i + r) - j, width), a);
+                        memset(x, 0, a * sizeof(REAL));
+                        memset(x + b, 0, (width - b) * sizeof(REAL));
+                        REAL top = shift(c, n, i + r, j + a, b - a, x + a);
+                        top = top > tops[r] ? top : tops[r];
+                        if (tops[r] != top && sums[r] != 0) { /* what is there was relative to a smaller one */
+                            const REAL less = (REAL)exp((double)tops[r] - (double)top);
+                            for (int64_t l = 0; l < c->e; l++)
+                                out[r * c->e + l] *= less;
+                            sums[r] *= less;
+                        }
+                        tops[r] = top;
+                        sums[r] += shares(x + a, b - a, top > -INFINITY ? top : 0);
+                    }
+                    product('N', 'N', rows, c->e, width, X, width, (const REAL *)c->v + key * c->e, c->e, 1, out, c->e);
+                }
+                for (int64_t r = 0; r < rows; r++) {
+                    const int seen = sums[r] != 0;
+                    const REAL part = seen ? 1 / sums[r] : 0;
+                    lse[r] = seen ? tops[r] + (REAL)log((double)sums[r]) : 0;
+                    for (int64_t l = 0; l < c->e; l++)
+                        out[r * c->e + l] *= part;
+                }
+            }
+    }
+    unflush(before);
+    free(X);
+    return 0;
+}
+
+/* The gradients of the same: total is the log-sum-exp, gtotal sum(dO O) less the gradient of the log-sum-exp. */
+int NAME(softmax_backward)(const Tiles *c, int64_t from, int64_t to) {
+    REAL *X = aligned_alloc(64, 2 * ROWS * COLUMNS * sizeof(REAL)), *Y = X + ROWS * COLUMNS;
+    if (!X)
+        return 1;
+    const unsigned before = flush();
+    for (int64_t n = from; n < to; n++) {
+        const double farthest = c->cq ? longest(c, n) : 0;
+        for (int64_t g = 0; g < c->group; g++)
+            for (int64_t i = 0; i < c->queries; i += ROWS) {
+                const int64_t end = least(i + ROWS, c->queries), rows = end - i, row = (n * c->group + g) * c->queries + i;
+                const REAL *q = (const REAL *)c->q + row * c->d, *grad = (const REAL *)c->grad + row * c->e;
+                int64_t j, stop;
+                alive(c, n, row, i, end, farthest, &j, &stop);
+                for (int64_t width; j < stop; j += width) {
+                    width = least(COLUMNS, stop - j);
+                    const int64_t key = n * c->keys + j;
+                    const REAL *k = (const REAL *)c->k + key * c->d, *v = (const REAL *)c->v + key * c->e;
+                    product('N', 'T', rows, width, c->d, q, c->d, k, c->d, 0, X, width);
+                    product('N', 'T', rows, width, c->e, grad, c->e, v, c->e, 0, Y, width);
+                    for (int64_t r = 0; r < rows; r++) {
+                        REAL *x = X + r * width, *dx = Y + r * width;
+                        const int64_t a = least(most(first_key(c, n, i + r) - j, 0), width), b = most(least(last_key(c, n, i + r) - j, width), a);
+                        memset(x, 0, a * sizeof(REAL)), memset(dx, 0, a * sizeof(REAL));
+                        memset(x + b, 0, (width - b) * sizeof(REAL)), memset(dx + b, 0, (width - b) * sizeof(REAL));
+                        shift(c, n, i + r, j + a, b - a, x + a);
+                        shares(x + a, b - a, ((const REAL *)c->sums)[row + r]);
+                        const REAL delta = ((const REAL *)c->gtotal)[row + r];
+                        for (int64_t s = a; s < b; s++)
+                            dx[s] = (dx[s] - delta) * x[s];
+                        if (c->dck) {
+                            double *dck = c->dck + key;
+                            for (int64_t s = a; s < b; s++)
+                                dck[s] -= dx[s];
+                            if (c->dcq)
+                                c->dcq[n * c->queries + i + r] += total(dx + a, b - a);
+                        }
+                    }
+                    product('T', 'N', width, c->e, rows, X, width, grad, c->e, 1, (REAL *)c->dv + key * c->e, c->e);
+                    product('N', 'N', rows, c->d, width, Y, width, k, c->d, 1, (REAL *)c->dq + row * c->d, c->d);
+                    product('T', 'N', width, c->d, rows, Y, width, q, c->d, 1, (REAL *)c->dk + key * c->d, c->d);
+                }
+            }
+    }
+    unflush(before);
+    free(X);
+    return 0;
+}
+
+#undef product
+#undef exponential
+#undef series
+#undef first_key
+#undef last_key
+#undef reach
+#undef fades
+#undef shift
+#undef shares
+#undef total
+#undef longest
+#undef alive
