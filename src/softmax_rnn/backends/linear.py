@@ -13,19 +13,21 @@ So nothing fades inside a chunk. U is what is written, S the state in the middle
 
 That is exact, and cannot overflow, while a clock falls by less than ``FALL`` within a chunk. Where it falls faster, and where a new
 document begins, the functions of ``scan.py`` and ``delta.py`` compute it, which are for every order. Products are over pieces of
-4,096 tokens of a sequence, which are views and stay in cache. States, scores, inverses and vectors with a factor are kept for the backward
-pass: about as much as q, k and v again, or twice that.
+4,096 tokens of a sequence, which are views and stay in cache; in C (native/scan.h) a chunk at a time, and a sequence for each thread.
+States, scores and, under the delta rule, inverses and vectors with a factor are kept for the backward pass: about as much as q, k and v
+again, or twice that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import scan
+from . import native, scan
 from .operators import operator
 
 TOKENS = 4096  # in a piece
@@ -61,7 +63,7 @@ def _fade(cq: Tensor, ck: Tensor, chunk: int, dtype: torch.dtype) -> _Fade | Non
 
 
 class _Sequences:
-    """The inputs, cut into pieces and chunks; ``made`` are Q and K where the forward pass has made them."""
+    """The inputs, cut into pieces and chunks; ``made`` are Q and K where the forward pass has kept them."""
 
     def __init__(
         self, q: Tensor, k: Tensor, clocks: Sequence[Tensor | None], scale: float, chunk: int, made: Sequence[Tensor] = ()
@@ -74,9 +76,25 @@ class _Sequences:
         of_queries, of_keys = _clock(cq, aq), _clock(ck, ak)
         self.fades = of_queries is not None
         self.fade = None if of_queries is None or of_keys is None else _fade(of_queries, of_keys, chunk, q.dtype)
-        self.Q, self.K = self.q, self.k
-        if self.fade is not None:
-            self.Q, self.K = made or (q * self.fade.early[:, None], k * self.fade.late)
+        self._made = made
+
+    @cached_property
+    def Q(self) -> Tensor:
+        """Queries with their factor."""
+        if self.fade is None:
+            return self.q
+        return self._made[0] if self._made else self.q * self.fade.early[:, None]
+
+    @cached_property
+    def K(self) -> Tensor:
+        """Keys with theirs."""
+        if self.fade is None:
+            return self.k
+        return self._made[1] if self._made else self.k * self.fade.late
+
+    def factors(self) -> dict[str, Tensor]:
+        """For the loops in C."""
+        return {} if self.fade is None else {at: getattr(self.fade, at) for at in ("late", "early", "carry", "first")}
 
     def made(self) -> tuple[Tensor, Tensor]:
         """Q and K, for the backward pass; nothing where they are q and k."""
@@ -234,39 +252,47 @@ class _Gradients:
 def _scan(
     q: Tensor, k: Tensor, v: Tensor, state: Tensor, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None,
     chunk: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     s = _Sequences(q, k, (cq, ck, aq, ak), 1.0, chunk)
-    out, scores, states = q.new_empty(*q.shape[:3], v.shape[-1]), s.q.new_empty(*q.shape[:3], chunk), s.states(state)
+    out, scores = q.new_empty(*q.shape[:3], v.shape[-1]), s.q.new_empty(*q.shape[:3], chunk)
     if s.steep:
         found = scan._scan(q, k, v, state, cq, ck, aq, ak, ORDER_1, chunk)
-        return *found, states.zero_(), scores.zero_(), torch.zeros_like(q), torch.zeros_like(k)
+        return *found, s.states(state).zero_(), scores.zero_()
+    if native.takes(q):
+        states = q.new_empty(s.N, s.chunks + 1, *state.shape[1:])
+        native.scan("scan", q, k, v, chunk, state=state, out=out, states=states, scores=scores, **s.factors())
+        return out, states[:, -1].clone(), states, scores
+    states = s.states(state)
     for ns, ts in s.pieces():
         s.put_product(states, ns, ts, 1, s.key(ns, ts).mT, s.cut(v, ns, ts), False)
     for i in range(s.chunks):
         s.carry_(states[:, i + 1].add_(states[:, i]), i)
     s.read(v, states, scores, out)
-    return out, states[:, -1].clone(), states, scores, *s.made()
+    return out, states[:, -1].clone(), states, scores
 
 
 def _scan_backward(
-    grad: Tensor | None, dlast: Tensor | None, _1: Tensor | None, _2: Tensor | None, _3: Tensor | None, _4: Tensor | None,
+    grad: Tensor | None, dlast: Tensor | None, _1: Tensor | None, _2: Tensor | None,
     q: Tensor, k: Tensor, v: Tensor, state: Tensor, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None,
-    chunk: int, out: Tensor, after: Tensor, states: Tensor, scores: Tensor, Q: Tensor, K: Tensor,
+    chunk: int, out: Tensor, after: Tensor, states: Tensor, scores: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    s = _Sequences(q, k, (cq, ck, aq, ak), 1.0, chunk, (Q, K))
+    s = _Sequences(q, k, (cq, ck, aq, ak), 1.0, chunk)
     if s.steep:
         return scan._scan_backward(grad, dlast, q, k, v, state, cq, ck, aq, ak, ORDER_1, chunk, out, after)
-    inner = torch.zeros_like(out) if grad is None else grad.contiguous()
+    inner, found = torch.zeros_like(out) if grad is None else grad.contiguous(), _Gradients(s)
+    if native.takes(q):
+        dv, dstate = torch.empty_like(v), torch.zeros_like(state) if dlast is None else dlast.clone(memory_format=torch.contiguous_format)
+        made = dict(dq=found.dq, dk=found.dk, dv=dv, dstate=dstate, clock_q=found.clock_q, clock_k=found.clock_k)
+        native.scan("scan_backward", q, k, v, chunk, grad=inner, states=states, scores=scores, **made, **s.factors())
+        return found.dq, found.dk, dv, dstate, *found.clocks(dlast, after)
     dv, dstates = s.read_backward(inner, dlast, scores)
     for i in reversed(range(s.chunks)):
         dstates[:, i] += s.carry_(dstates[:, i + 1], i)
-    found = _Gradients(s)
     for ns, ts in s.pieces():
         K, V, Y = s.key(ns, ts), s.cut(v, ns, ts), s.around(dstates, ns, ts, 1)
         s.cut(dv, ns, ts).baddbmm_(K, Y)
         found.keys(ns, ts, found.scores(ns, ts, K, V, s.around(states, ns, ts), Y, inner), K)
-    dcq, dck, daq, dak = found.clocks(dlast, after)
-    return found.dq, found.dk, dv, s.first_(dstates[:, 0].clone()), dcq, dck, daq, dak
+    return found.dq, found.dk, dv, s.first_(dstates[:, 0].clone()), *found.clocks(dlast, after)
 
 
 def scan_plain(
@@ -277,16 +303,13 @@ def scan_plain(
     return scan.scan_plain(q, k, v, state, cq, ck, aq, ak, ORDER_1, chunk)
 
 
-def _fake(
-    q: Tensor, k: Tensor, v: Tensor, state: Tensor, fades: bool, chunk: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _fake(q: Tensor, v: Tensor, state: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     N, G, T, d = q.shape
-    made = (torch.empty_like(q), torch.empty_like(k)) if fades else (q.new_empty(0), q.new_empty(0))
     kept = q.new_empty(N, T // chunk + 1, d, v.shape[-1]), q.new_empty(N, G, T, chunk)
-    return q.new_empty(N, G, T, v.shape[-1]), torch.empty_like(state), *kept, *made
+    return q.new_empty(N, G, T, v.shape[-1]), torch.empty_like(state), *kept
 
 
 scan_operator = operator(
-    "linear_scan", _scan, _scan_backward, plain=scan_plain, constants=4,
-    fake=lambda q, k, v, state, cq, ck, aq, ak, chunk: _fake(q, k, v, state, cq is not None or aq is not None, chunk),
+    "linear_scan", _scan, _scan_backward, plain=scan_plain, constants=2,
+    fake=lambda q, k, v, state, cq, ck, aq, ak, chunk: _fake(q, v, state, chunk),
 )

@@ -110,7 +110,8 @@ def delta_plain(
 delta_operator = operator(
     "linear_delta", _delta, _delta_backward, plain=delta_plain, constants=7,
     fake=lambda q, k, v, b, state, cq, ck, aq, ak, scale, chunk: (
-        *_fake(q, k, v, state, cq is not None or aq is not None, chunk),
+        *_fake(q, v, state, chunk),
+        *(torch.empty_like(x) if cq is not None or aq is not None else x.new_empty(0) for x in (q, k)),
         torch.empty_like(v), v.new_empty(*v.shape[:2], chunk), torch.empty_like(k),
     ),
 )

@@ -69,11 +69,11 @@ def some(n: slice, *tensors: Any) -> list[Any]:
     return [None if x is None else x[n] for x in tensors]
 
 
-def workers(sequences: int, multiplications: float, device: torch.device) -> int:
-    """How many threads share such work; 1 if it is done where it is asked for."""
+def workers(sequences: int, multiplications: float, device: torch.device, most: int = MOST) -> int:
+    """How many threads share such work, at most so many; 1 if it is done where it is asked for."""
     if device.type != "cpu" or sequences < 2 or multiplications < LEAST or _get_current_dispatch_mode() is not None:
         return 1
-    return min(torch.get_num_threads(), sequences, MOST)
+    return min(torch.get_num_threads(), sequences, most)
 
 
 def share(sequences: int, multiplications: float, device: torch.device, work: Callable[[slice], None]) -> None:

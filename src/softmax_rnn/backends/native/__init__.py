@@ -1,6 +1,7 @@
 """The inner loops in C: built once for this machine by its C compiler, kept in a cache, called without Python's lock.
 
-    weighted, softmax     the loops of ``tiles.py``, forward and backward
+    tiles.h   the loops of ``tiles.py``: weighted sums and softmax, forward and backward
+    scan.h    the loops of ``linear.py``: order 1 in chunks
 
 Between two matrix products Python would make one pass over a tile for each operation; C makes one for all of them. The products
 themselves are those of the BLAS that torch brings. Where there is no compiler, or no such BLAS, or ``SOFTMAX_RNN_NATIVE=0`` is set, the
@@ -27,10 +28,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..threads import share
+from ..threads import workers
 
-SOURCES = [Path(__file__).parent / name for name in ("loops.c", "tiles.h")]
-FLAGS = ["-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]
+SOURCES = [Path(__file__).parent / name for name in ("loops.c", "tiles.h", "scan.h")]
+FLAGS = ["-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC"]
 TYPES = {torch.float32: "float", torch.float64: "double"}
 
 
@@ -63,6 +64,16 @@ class _Tiles(ctypes.Structure):
         ("limit", ctypes.c_double),
         ("weight", _Series),
         ("slope", _Series),
+    ]
+
+
+class _Scan(ctypes.Structure):
+    """As in loops.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in "q k v state grad late early carry first".split()),
+        *((name, ctypes.c_void_p) for name in "out states scores dq dk dv dstate clock_q clock_k".split()),
+        *((name, ctypes.c_int64) for name in "group tokens chunk d e width".split()),
     ]
 
 
@@ -150,7 +161,7 @@ def _gaps(coefficients: Sequence[float]) -> bool:
     return bool(present) and len(present) < present[-1] - present[0] + 1
 
 
-def takes(q: Tensor, aq: Tensor | None, coefficients: Sequence[float] = (), softcap: float | None = None) -> bool:
+def takes(q: Tensor, aq: Tensor | None = None, coefficients: Sequence[float] = (), softcap: float | None = None) -> bool:
     """Is it for these loops? On the CPU, without channel decay and soft cap, and for polynomials without gaps."""
     fits = q.device.type == "cpu" and q.dtype in TYPES and aq is None and softcap is None and not _gaps(coefficients)
     return fits and why_not() is None
@@ -170,24 +181,48 @@ def run(
 
     ``others`` are named as in loops.c; all tensors are contiguous.
     """
-    library = _library(os.environ.get("SOFTMAX_RNN_NATIVE", "1"))
-    assert isinstance(library, ctypes.CDLL)
     N, group, Tq, D = q.shape
     Tk, E, lo = k.shape[1], v.shape[-1], others.get("lo")
     weight, slope = _series(coefficients), _series([n * c for n, c in enumerate(coefficients)][1:] or coefficients and [0.0])
     call = _Tiles(
-        **{at: x.data_ptr() for at, x in {"q": q, "k": k, "v": v, **others}.items() if x is not None and x.numel()},
+        **_addresses(q=q, k=k, v=v, **others),
         **dict(group=group, queries=Tq, keys=Tk, d=D, e=E, bounds=0 if lo is None or len(lo) == 1 else Tq, causal=causal),
         limit=float("inf") if limit is None else limit,
         weight=weight.value,
         slope=slope.value,
     )
-    function, failed = getattr(library, f"{name}_{TYPES[q.dtype]}"), []
+    _share(f"{name}_{TYPES[q.dtype]}", call, N, N * group * Tq * Tk * (D + E))
 
-    def work(some: slice) -> None:
-        if function(ctypes.byref(call), ctypes.c_int64(some.start), ctypes.c_int64(some.stop)):
-            failed.append(some)
 
-    share(N, N * group * Tq * Tk * (D + E), q.device, work)
-    if failed:
+def scan(name: str, q: Tensor, k: Tensor, v: Tensor, chunk: int, **others: Tensor) -> None:
+    """A loop over the chunks of q (N, G, T, D), k (N, T, D), v (N, T, E), in the same way."""
+    N, group, T, D = q.shape
+    E, late = v.shape[-1], others.get("late")
+    width = 0 if late is None else late.shape[-1]
+    call = _Scan(**_addresses(q=q, k=k, v=v, **others), group=group, tokens=T, chunk=chunk, d=D, e=E, width=width)
+    _share(f"{name}_{TYPES[q.dtype]}", call, N, N * group * T * chunk * 2 * (D + E))
+
+
+def _addresses(**tensors: Tensor | None) -> dict[str, int]:
+    return {at: x.data_ptr() for at, x in tensors.items() if x is not None and x.numel()}
+
+
+def _share(name: str, call: ctypes.Structure, sequences: int, multiplications: int) -> None:
+    """Call a function of the library for all sequences, divided between torch's threads."""
+    library = _library(os.environ.get("SOFTMAX_RNN_NATIVE", "1"))
+    assert isinstance(library, ctypes.CDLL)
+    threads = 1 if _forked else workers(sequences, multiplications, torch.device("cpu"), most=sequences)
+    if getattr(library, name)(ctypes.byref(call), ctypes.c_int64(sequences), ctypes.c_int(threads)):
         raise MemoryError("There is no memory left for a tile of scores.")
+
+
+_forked = False  # the threads of OpenMP do not survive a fork
+
+
+def _in_a_fork() -> None:
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_a_fork)

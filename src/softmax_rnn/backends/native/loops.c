@@ -43,6 +43,13 @@ typedef struct {
     Series weight, slope;
 } Tiles;
 
+/* One call of the operator of linear.py; factors are (N, T, width), width 1 or d. */
+typedef struct {
+    const void *q, *k, *v, *state, *grad, *late, *early, *carry, *first;
+    void *out, *states, *scores, *dq, *dk, *dv, *dstate, *clock_q, *clock_k;
+    int64_t group, tokens, chunk, d, e, width;
+} Scan;
+
 /* Denormal numbers make a processor a hundred times slower, and below 1e-38 nothing here matters. */
 static unsigned flush(void) {
 #if defined(__SSE__)
@@ -65,6 +72,25 @@ static void unflush(unsigned before) {
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
+/* A loop for one sequence; 1 if memory is short. */
+typedef int (*Loop)(const void *call, int64_t n);
+
+/* The sequences between the threads that torch has already: others would compete with these for the processor. */
+static int divided(Loop loop, const void *call, int64_t sequences, int threads) {
+    int failed = 0;
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1) reduction(| : failed)
+    for (int64_t n = 0; n < sequences; n++) {
+        const unsigned before = flush();
+        failed |= loop(call, n);
+        unflush(before);
+    }
+    return failed;
+}
+
+/* What Python calls: name_float and name_double. */
+#define CALLED(name) \
+    int NAME(name)(const void *call, int64_t sequences, int threads) { return divided(NAME(name##_of), call, sequences, threads); }
+
 #define ROWS 64   /* queries of a tile */
 #define COLUMNS 512 /* keys of a tile: with 64 queries 128 KB of scores, which stay in the cache of a core */
 #define STRIP 64  /* numbers that are turned into weights at a time, in registers */
@@ -81,6 +107,7 @@ static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 #define GONE -110.0
 #define FADED 20.0
 #include "tiles.h"
+#include "scan.h"
 #undef REAL
 #undef INT
 #undef NAME
@@ -105,3 +132,4 @@ static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 #define GONE -800.0
 #define FADED 40.0
 #include "tiles.h"
+#include "scan.h"

@@ -109,122 +109,122 @@ static inline void fades(const Tiles *c, int64_t n, int64_t t, int64_t s, int64_
 }
 
 /* A = sum_s D w(x) v and Z = sum_s D w(x), for the sequences [from, to). 1 if memory is short. */
-int NAME(weighted)(const Tiles *c, int64_t from, int64_t to) {
+static int NAME(weighted_of)(const void *call, int64_t n) {
+    const Tiles *c = call;
     REAL *X = aligned_alloc(64, ROWS * COLUMNS * sizeof(REAL));
     if (!X)
         return 1;
-    const unsigned before = flush();
     const int faded = c->cq || c->keep;
-    for (int64_t n = from; n < to; n++)
-        for (int64_t g = 0; g < c->group; g++)
-            for (int64_t i = 0; i < c->queries; i += ROWS) {
-                const int64_t end = least(i + ROWS, c->queries), rows = end - i, row = (n * c->group + g) * c->queries + i;
-                int64_t j, stop;
-                reach(c, n, i, end, &j, &stop);
-                for (int64_t width; j < stop; j += width) {
-                    width = least(COLUMNS, stop - j);
-                    product('N', 'T', rows, width, c->d, (const REAL *)c->q + row * c->d, c->d, (const REAL *)c->k + (n * c->keys + j) * c->d,
-                            c->d, 0, X, width);
-                    for (int64_t r = 0; r < rows; r++) {
-                        REAL *x = X + r * width, sums[STRIP] = {0};
-                        const int64_t a = least(most(first_key(c, n, i + r) - j, 0), width), b = most(least(last_key(c, n, i + r) - j, width), a);
-                        memset(x, 0, a * sizeof(REAL));
-                        memset(x + b, 0, (width - b) * sizeof(REAL));
-                        for (int64_t s = a; s < b; s += STRIP) {
-                            const int64_t m = least(STRIP, b - s);
-                            REAL y[STRIP] = {0}, w[STRIP], f[STRIP];
-                            memcpy(y, x + s, m * sizeof(REAL));
+    for (int64_t g = 0; g < c->group; g++)
+        for (int64_t i = 0; i < c->queries; i += ROWS) {
+            const int64_t end = least(i + ROWS, c->queries), rows = end - i, row = (n * c->group + g) * c->queries + i;
+            int64_t j, stop;
+            reach(c, n, i, end, &j, &stop);
+            for (int64_t width; j < stop; j += width) {
+                width = least(COLUMNS, stop - j);
+                product('N', 'T', rows, width, c->d, (const REAL *)c->q + row * c->d, c->d, (const REAL *)c->k + (n * c->keys + j) * c->d,
+                        c->d, 0, X, width);
+                for (int64_t r = 0; r < rows; r++) {
+                    REAL *x = X + r * width, sums[STRIP] = {0};
+                    const int64_t a = least(most(first_key(c, n, i + r) - j, 0), width), b = most(least(last_key(c, n, i + r) - j, width), a);
+                    memset(x, 0, a * sizeof(REAL));
+                    memset(x + b, 0, (width - b) * sizeof(REAL));
+                    for (int64_t s = a; s < b; s += STRIP) {
+                        const int64_t m = least(STRIP, b - s);
+                        REAL y[STRIP] = {0}, w[STRIP], f[STRIP];
+                        memcpy(y, x + s, m * sizeof(REAL));
+                        for (int l = 0; l < STRIP; l++)
+                            y[l] = y[l] > (REAL)c->limit ? (REAL)c->limit : y[l];
+                        series(&c->weight, y, w);
+                        if (faded) {
+                            fades(c, n, i + r, j + s, m, f);
                             for (int l = 0; l < STRIP; l++)
-                                y[l] = y[l] > (REAL)c->limit ? (REAL)c->limit : y[l];
-                            series(&c->weight, y, w);
-                            if (faded) {
-                                fades(c, n, i + r, j + s, m, f);
-                                for (int l = 0; l < STRIP; l++)
-                                    w[l] *= f[l];
-                            }
-                            memcpy(x + s, w, m * sizeof(REAL));
-                            for (int64_t l = 0; l < m; l++)
-                                sums[l] += w[l];
+                                w[l] *= f[l];
                         }
-                        if (c->sums) {
-                            REAL sum = 0;
-                            for (int l = 0; l < STRIP; l++)
-                                sum += sums[l];
-                            ((REAL *)c->sums)[row + r] += sum;
-                        }
+                        memcpy(x + s, w, m * sizeof(REAL));
+                        for (int64_t l = 0; l < m; l++)
+                            sums[l] += w[l];
                     }
-                    product('N', 'N', rows, c->e, width, X, width, (const REAL *)c->v + (n * c->keys + j) * c->e, c->e, 1,
-                            (REAL *)c->out + row * c->e, c->e);
+                    if (c->sums) {
+                        REAL sum = 0;
+                        for (int l = 0; l < STRIP; l++)
+                            sum += sums[l];
+                        ((REAL *)c->sums)[row + r] += sum;
+                    }
                 }
+                product('N', 'N', rows, c->e, width, X, width, (const REAL *)c->v + (n * c->keys + j) * c->e, c->e, 1,
+                        (REAL *)c->out + row * c->e, c->e);
             }
-    unflush(before);
+        }
     free(X);
     return 0;
 }
 
+CALLED(weighted)
+
 /* The gradients of the same; dones_s = sum_t D w gtotal. */
-int NAME(weighted_backward)(const Tiles *c, int64_t from, int64_t to) {
+static int NAME(weighted_backward_of)(const void *call, int64_t n) {
+    const Tiles *c = call;
     REAL *X = aligned_alloc(64, 2 * ROWS * COLUMNS * sizeof(REAL)), *Y = X + ROWS * COLUMNS;
     if (!X)
         return 1;
-    const unsigned before = flush();
     const int faded = c->cq || c->keep, same = c->weight.terms < 0;
-    for (int64_t n = from; n < to; n++)
-        for (int64_t g = 0; g < c->group; g++)
-            for (int64_t i = 0; i < c->queries; i += ROWS) {
-                const int64_t end = least(i + ROWS, c->queries), rows = end - i, row = (n * c->group + g) * c->queries + i;
-                const REAL *q = (const REAL *)c->q + row * c->d, *grad = (const REAL *)c->grad + row * c->e;
-                int64_t j, stop;
-                reach(c, n, i, end, &j, &stop);
-                for (int64_t width; j < stop; j += width) {
-                    width = least(COLUMNS, stop - j);
-                    const int64_t key = n * c->keys + j;
-                    const REAL *k = (const REAL *)c->k + key * c->d, *v = (const REAL *)c->v + key * c->e;
-                    product('N', 'T', rows, width, c->d, q, c->d, k, c->d, 0, X, width);
-                    product('N', 'T', rows, width, c->e, grad, c->e, v, c->e, 0, Y, width);
-                    for (int64_t r = 0; r < rows; r++) {
-                        REAL *x = X + r * width, *dx = Y + r * width;
-                        const REAL dz = c->gtotal ? ((const REAL *)c->gtotal)[row + r] : 0;
-                        const int64_t a = least(most(first_key(c, n, i + r) - j, 0), width), b = most(least(last_key(c, n, i + r) - j, width), a);
-                        memset(x, 0, a * sizeof(REAL)), memset(dx, 0, a * sizeof(REAL));
-                        memset(x + b, 0, (width - b) * sizeof(REAL)), memset(dx + b, 0, (width - b) * sizeof(REAL));
-                        for (int64_t s = a; s < b; s += STRIP) {
-                            const int64_t m = least(STRIP, b - s);
-                            REAL given[STRIP] = {0}, y[STRIP], w[STRIP], slope[STRIP], f[STRIP], dw[STRIP] = {0};
-                            memcpy(given, x + s, m * sizeof(REAL));
-                            memcpy(dw, dx + s, m * sizeof(REAL));
+    for (int64_t g = 0; g < c->group; g++)
+        for (int64_t i = 0; i < c->queries; i += ROWS) {
+            const int64_t end = least(i + ROWS, c->queries), rows = end - i, row = (n * c->group + g) * c->queries + i;
+            const REAL *q = (const REAL *)c->q + row * c->d, *grad = (const REAL *)c->grad + row * c->e;
+            int64_t j, stop;
+            reach(c, n, i, end, &j, &stop);
+            for (int64_t width; j < stop; j += width) {
+                width = least(COLUMNS, stop - j);
+                const int64_t key = n * c->keys + j;
+                const REAL *k = (const REAL *)c->k + key * c->d, *v = (const REAL *)c->v + key * c->e;
+                product('N', 'T', rows, width, c->d, q, c->d, k, c->d, 0, X, width);
+                product('N', 'T', rows, width, c->e, grad, c->e, v, c->e, 0, Y, width);
+                for (int64_t r = 0; r < rows; r++) {
+                    REAL *x = X + r * width, *dx = Y + r * width;
+                    const REAL dz = c->gtotal ? ((const REAL *)c->gtotal)[row + r] : 0;
+                    const int64_t a = least(most(first_key(c, n, i + r) - j, 0), width), b = most(least(last_key(c, n, i + r) - j, width), a);
+                    memset(x, 0, a * sizeof(REAL)), memset(dx, 0, a * sizeof(REAL));
+                    memset(x + b, 0, (width - b) * sizeof(REAL)), memset(dx + b, 0, (width - b) * sizeof(REAL));
+                    for (int64_t s = a; s < b; s += STRIP) {
+                        const int64_t m = least(STRIP, b - s);
+                        REAL given[STRIP] = {0}, y[STRIP], w[STRIP], slope[STRIP], f[STRIP], dw[STRIP] = {0};
+                        memcpy(given, x + s, m * sizeof(REAL));
+                        memcpy(dw, dx + s, m * sizeof(REAL));
+                        for (int l = 0; l < STRIP; l++)
+                            y[l] = given[l] > (REAL)c->limit ? (REAL)c->limit : given[l];
+                        series(&c->weight, y, w);
+                        if (same)
+                            memcpy(slope, w, sizeof w);
+                        else
+                            series(&c->slope, y, slope);
+                        for (int l = 0; l < STRIP; l++)
+                            dw[l] = given[l] > (REAL)c->limit ? 0 : (dw[l] + dz) * slope[l];
+                        if (faded) {
+                            fades(c, n, i + r, j + s, m, f);
                             for (int l = 0; l < STRIP; l++)
-                                y[l] = given[l] > (REAL)c->limit ? (REAL)c->limit : given[l];
-                            series(&c->weight, y, w);
-                            if (same)
-                                memcpy(slope, w, sizeof w);
-                            else
-                                series(&c->slope, y, slope);
-                            for (int l = 0; l < STRIP; l++)
-                                dw[l] = given[l] > (REAL)c->limit ? 0 : (dw[l] + dz) * slope[l];
-                            if (faded) {
-                                fades(c, n, i + r, j + s, m, f);
-                                for (int l = 0; l < STRIP; l++)
-                                    w[l] *= f[l], dw[l] *= f[l];
-                            }
-                            memcpy(x + s, w, m * sizeof(REAL));
-                            memcpy(dx + s, dw, m * sizeof(REAL));
-                            if (c->dones) {
-                                REAL *ones = (REAL *)c->dones + key + s;
-                                for (int64_t l = 0; l < m; l++)
-                                    ones[l] += w[l] * dz;
-                            }
+                                w[l] *= f[l], dw[l] *= f[l];
+                        }
+                        memcpy(x + s, w, m * sizeof(REAL));
+                        memcpy(dx + s, dw, m * sizeof(REAL));
+                        if (c->dones) {
+                            REAL *ones = (REAL *)c->dones + key + s;
+                            for (int64_t l = 0; l < m; l++)
+                                ones[l] += w[l] * dz;
                         }
                     }
-                    product('T', 'N', width, c->e, rows, X, width, grad, c->e, 1, (REAL *)c->dv + key * c->e, c->e);
-                    product('N', 'N', rows, c->d, width, Y, width, k, c->d, 1, (REAL *)c->dq + row * c->d, c->d);
-                    product('T', 'N', width, c->d, rows, Y, width, q, c->d, 1, (REAL *)c->dk + key * c->d, c->d);
                 }
+                product('T', 'N', width, c->e, rows, X, width, grad, c->e, 1, (REAL *)c->dv + key * c->e, c->e);
+                product('N', 'N', rows, c->d, width, Y, width, k, c->d, 1, (REAL *)c->dq + row * c->d, c->d);
+                product('T', 'N', width, c->d, rows, Y, width, q, c->d, 1, (REAL *)c->dk + key * c->d, c->d);
             }
-    unflush(before);
+        }
     free(X);
     return 0;
 }
+
+CALLED(weighted_backward)
 
 /* softmax_s( x - bias + c_t - c_s ): the logits of a row of scores in place, -inf for padding; returns the largest. */
 static REAL shift(const Tiles *c, int64_t n, int64_t t, int64_t s, int64_t m, REAL *restrict x) {
@@ -336,109 +336,106 @@ static void alive(const Tiles *c, int64_t n, int64_t row, int64_t i, int64_t end
 }
 
 /* O = softmax(x) v, and in total the log-sum-exp; a row that sees nothing has 0 and 0. */
-int NAME(softmax)(const Tiles *c, int64_t from, int64_t to) {
+static int NAME(softmax_of)(const void *call, int64_t n) {
+    const Tiles *c = call;
     REAL *X = aligned_alloc(64, ROWS * COLUMNS * sizeof(REAL));
     if (!X)
         return 1;
-    const unsigned before = flush();
-    for (int64_t n = from; n < to; n++) {
-        const double farthest = c->cq ? longest(c, n) : 0;
-        for (int64_t g = 0; g < c->group; g++)
-            for (int64_t i = 0; i < c->queries; i += ROWS) {
-                const int64_t end = least(i + ROWS, c->queries), rows = end - i, row = (n * c->group + g) * c->queries + i;
-                REAL *out = (REAL *)c->out + row * c->e, *lse = (REAL *)c->sums + row, tops[ROWS], sums[ROWS];
-                int64_t j, stop;
-                for (int64_t r = 0; r < rows; r++)
-                    tops[r] = -INFINITY, sums[r] = 0;
-                memset(out, 0, rows * c->e * sizeof(REAL));
-                alive(c, n, row, i, end, farthest, &j, &stop);
-                for (int64_t width; j < stop; j += width) {
-                    width = least(COLUMNS, stop - j);
-                    const int64_t key = n * c->keys + j;
-                    product('N', 'T', rows, width, c->d, (const REAL *)c->q + row * c->d, c->d, (const REAL *)c->k + key * c->d, c->d, 0, X,
-                            width);
-                    for (int64_t r = 0; r < rows; r++) {
-                        REAL *x = X + r * width;
-                        const int64_t a = least(most(first_key(c, n, i + r) - j, 0), width), b = most(least(last_key(c, n, i + r) - j, width), a);
-                        memset(x, 0, a * sizeof(REAL));
-                        memset(x + b, 0, (width - b) * sizeof(REAL));
-                        REAL top = shift(c, n, i + r, j + a, b - a, x + a);
-                        top = top > tops[r] ? top : tops[r];
-                        if (tops[r] != top && sums[r] != 0) { /* what is there was relative to a smaller one */
-                            const REAL less = (REAL)exp((double)tops[r] - (double)top);
-                            for (int64_t l = 0; l < c->e; l++)
-                                out[r * c->e + l] *= less;
-                            sums[r] *= less;
-                        }
-                        tops[r] = top;
-                        sums[r] += shares(x + a, b - a, top > -INFINITY ? top : 0);
-                    }
-                    product('N', 'N', rows, c->e, width, X, width, (const REAL *)c->v + key * c->e, c->e, 1, out, c->e);
-                }
+    const double farthest = c->cq ? longest(c, n) : 0;
+    for (int64_t g = 0; g < c->group; g++)
+        for (int64_t i = 0; i < c->queries; i += ROWS) {
+            const int64_t end = least(i + ROWS, c->queries), rows = end - i, row = (n * c->group + g) * c->queries + i;
+            REAL *out = (REAL *)c->out + row * c->e, *lse = (REAL *)c->sums + row, tops[ROWS], sums[ROWS];
+            int64_t j, stop;
+            for (int64_t r = 0; r < rows; r++)
+                tops[r] = -INFINITY, sums[r] = 0;
+            memset(out, 0, rows * c->e * sizeof(REAL));
+            alive(c, n, row, i, end, farthest, &j, &stop);
+            for (int64_t width; j < stop; j += width) {
+                width = least(COLUMNS, stop - j);
+                const int64_t key = n * c->keys + j;
+                product('N', 'T', rows, width, c->d, (const REAL *)c->q + row * c->d, c->d, (const REAL *)c->k + key * c->d, c->d, 0, X,
+                        width);
                 for (int64_t r = 0; r < rows; r++) {
-                    const int seen = sums[r] != 0;
-                    const REAL part = seen ? 1 / sums[r] : 0;
-                    lse[r] = seen ? tops[r] + (REAL)log((double)sums[r]) : 0;
-                    for (int64_t l = 0; l < c->e; l++)
-                        out[r * c->e + l] *= part;
+                    REAL *x = X + r * width;
+                    const int64_t a = least(most(first_key(c, n, i + r) - j, 0), width), b = most(least(last_key(c, n, i + r) - j, width), a);
+                    memset(x, 0, a * sizeof(REAL));
+                    memset(x + b, 0, (width - b) * sizeof(REAL));
+                    REAL top = shift(c, n, i + r, j + a, b - a, x + a);
+                    top = top > tops[r] ? top : tops[r];
+                    if (tops[r] != top && sums[r] != 0) { /* what is there was relative to a smaller one */
+                        const REAL less = (REAL)exp((double)tops[r] - (double)top);
+                        for (int64_t l = 0; l < c->e; l++)
+                            out[r * c->e + l] *= less;
+                        sums[r] *= less;
+                    }
+                    tops[r] = top;
+                    sums[r] += shares(x + a, b - a, top > -INFINITY ? top : 0);
                 }
+                product('N', 'N', rows, c->e, width, X, width, (const REAL *)c->v + key * c->e, c->e, 1, out, c->e);
             }
-    }
-    unflush(before);
+            for (int64_t r = 0; r < rows; r++) {
+                const int seen = sums[r] != 0;
+                const REAL part = seen ? 1 / sums[r] : 0;
+                lse[r] = seen ? tops[r] + (REAL)log((double)sums[r]) : 0;
+                for (int64_t l = 0; l < c->e; l++)
+                    out[r * c->e + l] *= part;
+            }
+        }
     free(X);
     return 0;
 }
 
+CALLED(softmax)
+
 /* The gradients of the same: total is the log-sum-exp, gtotal sum(dO O) less the gradient of the log-sum-exp. */
-int NAME(softmax_backward)(const Tiles *c, int64_t from, int64_t to) {
+static int NAME(softmax_backward_of)(const void *call, int64_t n) {
+    const Tiles *c = call;
     REAL *X = aligned_alloc(64, 2 * ROWS * COLUMNS * sizeof(REAL)), *Y = X + ROWS * COLUMNS;
     if (!X)
         return 1;
-    const unsigned before = flush();
-    for (int64_t n = from; n < to; n++) {
-        const double farthest = c->cq ? longest(c, n) : 0;
-        for (int64_t g = 0; g < c->group; g++)
-            for (int64_t i = 0; i < c->queries; i += ROWS) {
-                const int64_t end = least(i + ROWS, c->queries), rows = end - i, row = (n * c->group + g) * c->queries + i;
-                const REAL *q = (const REAL *)c->q + row * c->d, *grad = (const REAL *)c->grad + row * c->e;
-                int64_t j, stop;
-                alive(c, n, row, i, end, farthest, &j, &stop);
-                for (int64_t width; j < stop; j += width) {
-                    width = least(COLUMNS, stop - j);
-                    const int64_t key = n * c->keys + j;
-                    const REAL *k = (const REAL *)c->k + key * c->d, *v = (const REAL *)c->v + key * c->e;
-                    product('N', 'T', rows, width, c->d, q, c->d, k, c->d, 0, X, width);
-                    product('N', 'T', rows, width, c->e, grad, c->e, v, c->e, 0, Y, width);
-                    for (int64_t r = 0; r < rows; r++) {
-                        REAL *x = X + r * width, *dx = Y + r * width;
-                        const int64_t a = least(most(first_key(c, n, i + r) - j, 0), width), b = most(least(last_key(c, n, i + r) - j, width), a);
-                        memset(x, 0, a * sizeof(REAL)), memset(dx, 0, a * sizeof(REAL));
-                        memset(x + b, 0, (width - b) * sizeof(REAL)), memset(dx + b, 0, (width - b) * sizeof(REAL));
-                        shift(c, n, i + r, j + a, b - a, x + a);
-                        shares(x + a, b - a, ((const REAL *)c->sums)[row + r]);
-                        const REAL delta = ((const REAL *)c->gtotal)[row + r];
+    const double farthest = c->cq ? longest(c, n) : 0;
+    for (int64_t g = 0; g < c->group; g++)
+        for (int64_t i = 0; i < c->queries; i += ROWS) {
+            const int64_t end = least(i + ROWS, c->queries), rows = end - i, row = (n * c->group + g) * c->queries + i;
+            const REAL *q = (const REAL *)c->q + row * c->d, *grad = (const REAL *)c->grad + row * c->e;
+            int64_t j, stop;
+            alive(c, n, row, i, end, farthest, &j, &stop);
+            for (int64_t width; j < stop; j += width) {
+                width = least(COLUMNS, stop - j);
+                const int64_t key = n * c->keys + j;
+                const REAL *k = (const REAL *)c->k + key * c->d, *v = (const REAL *)c->v + key * c->e;
+                product('N', 'T', rows, width, c->d, q, c->d, k, c->d, 0, X, width);
+                product('N', 'T', rows, width, c->e, grad, c->e, v, c->e, 0, Y, width);
+                for (int64_t r = 0; r < rows; r++) {
+                    REAL *x = X + r * width, *dx = Y + r * width;
+                    const int64_t a = least(most(first_key(c, n, i + r) - j, 0), width), b = most(least(last_key(c, n, i + r) - j, width), a);
+                    memset(x, 0, a * sizeof(REAL)), memset(dx, 0, a * sizeof(REAL));
+                    memset(x + b, 0, (width - b) * sizeof(REAL)), memset(dx + b, 0, (width - b) * sizeof(REAL));
+                    shift(c, n, i + r, j + a, b - a, x + a);
+                    shares(x + a, b - a, ((const REAL *)c->sums)[row + r]);
+                    const REAL delta = ((const REAL *)c->gtotal)[row + r];
+                    for (int64_t s = a; s < b; s++)
+                        dx[s] = (dx[s] - delta) * x[s];
+                    if (c->dck) {
+                        double *dck = c->dck + key;
                         for (int64_t s = a; s < b; s++)
-                            dx[s] = (dx[s] - delta) * x[s];
-                        if (c->dck) {
-                            double *dck = c->dck + key;
-                            for (int64_t s = a; s < b; s++)
-                                dck[s] -= dx[s];
-                            if (c->dcq)
-                                c->dcq[n * c->queries + i + r] += total(dx + a, b - a);
-                        }
+                            dck[s] -= dx[s];
+                        if (c->dcq)
+                            c->dcq[n * c->queries + i + r] += total(dx + a, b - a);
                     }
-                    product('T', 'N', width, c->e, rows, X, width, grad, c->e, 1, (REAL *)c->dv + key * c->e, c->e);
-                    product('N', 'N', rows, c->d, width, Y, width, k, c->d, 1, (REAL *)c->dq + row * c->d, c->d);
-                    product('T', 'N', width, c->d, rows, Y, width, q, c->d, 1, (REAL *)c->dk + key * c->d, c->d);
                 }
+                product('T', 'N', width, c->e, rows, X, width, grad, c->e, 1, (REAL *)c->dv + key * c->e, c->e);
+                product('N', 'N', rows, c->d, width, Y, width, k, c->d, 1, (REAL *)c->dq + row * c->d, c->d);
+                product('T', 'N', width, c->d, rows, Y, width, q, c->d, 1, (REAL *)c->dk + key * c->d, c->d);
             }
-    }
-    unflush(before);
+        }
     free(X);
     return 0;
 }
 
-#undef product
+CALLED(softmax_backward)
+
 #undef exponential
 #undef series
 #undef first_key
