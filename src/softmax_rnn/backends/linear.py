@@ -281,10 +281,13 @@ def _scan_backward(
         return scan._scan_backward(grad, dlast, q, k, v, state, cq, ck, aq, ak, ORDER_1, chunk, out, after)
     inner, found = torch.zeros_like(out) if grad is None else grad.contiguous(), _Gradients(s)
     if native.takes(q):
-        dv, dstate = torch.empty_like(v), torch.zeros_like(state) if dlast is None else dlast.clone(memory_format=torch.contiguous_format)
-        made = dict(dq=found.dq, dk=found.dk, dv=dv, dstate=dstate, clock_q=found.clock_q, clock_k=found.clock_k)
-        native.scan("scan_backward", q, k, v, chunk, grad=inner, states=states, scores=scores, **made, **s.factors())
-        return found.dq, found.dk, dv, dstate, *found.clocks(dlast, after)
+        dv, dstate = torch.empty_like(v), torch.zeros_like(state) if dlast is None else torch.empty_like(state).copy_(dlast)
+        native.scan(
+            "scan_backward", q, k, v, chunk, grad=inner, states=states, scores=scores, dq=found.dq, dk=found.dk, dv=dv, dstate=dstate,
+            clock_q=found.clock_q, clock_k=found.clock_k, **s.factors(),
+        )
+        dcq, dck, daq, dak = found.clocks(dlast, after)
+        return found.dq, found.dk, dv, dstate, dcq, dck, daq, dak
     dv, dstates = s.read_backward(inner, dlast, scores)
     for i in reversed(range(s.chunks)):
         dstates[:, i] += s.carry_(dstates[:, i + 1], i)
@@ -292,7 +295,8 @@ def _scan_backward(
         K, V, Y = s.key(ns, ts), s.cut(v, ns, ts), s.around(dstates, ns, ts, 1)
         s.cut(dv, ns, ts).baddbmm_(K, Y)
         found.keys(ns, ts, found.scores(ns, ts, K, V, s.around(states, ns, ts), Y, inner), K)
-    return found.dq, found.dk, dv, s.first_(dstates[:, 0].clone()), *found.clocks(dlast, after)
+    dcq, dck, daq, dak = found.clocks(dlast, after)
+    return found.dq, found.dk, dv, s.first_(dstates[:, 0].clone()), dcq, dck, daq, dak
 
 
 def scan_plain(

@@ -265,8 +265,10 @@ def _weighted_backward(
             t.scores_backward(dx if slope is w else t.fade_(dx, group), dq, dk)  # w has faded already
 
     if native.takes(q, aq, coefficients):
-        given = dict(cq=cq, ck=ck, lo=lo, hi=hi, keep=keep, grad=grad, gtotal=gtotal)
-        native.run("weighted_backward", q, k, v, causal, coefficients, limit, **given, dq=dq, dk=dk, dv=dv, dones=dones)
+        native.run(
+            "weighted_backward", q, k, v, causal, coefficients, limit, cq=cq, ck=ck, lo=lo, hi=hi, keep=keep, grad=grad, gtotal=gtotal,
+            dq=dq, dk=dk, dv=dv, dones=dones,
+        )
     else:
         call.share(v.shape[-1], work)
     dcq = dck = None
@@ -337,8 +339,10 @@ def _softmax_backward(
 
     if native.takes(q, aq, softcap=softcap):
         dtimes = None if cq is None and bias is None else k.new_zeros(len(k), k.shape[1], dtype=torch.float64)
-        given = dict(cq=cq, ck=ck, lo=lo, hi=hi, keep=keep, bias=bias, grad=grad, sums=lse, gtotal=delta)
-        native.run("softmax_backward", q, k, v, causal, **given, dq=dq, dk=dk, dv=dv, dcq=dcq, dck=dtimes)
+        native.run(
+            "softmax_backward", q, k, v, causal, cq=cq, ck=ck, lo=lo, hi=hi, keep=keep, bias=bias, grad=grad, sums=lse, gtotal=delta,
+            dq=dq, dk=dk, dv=dv, dcq=dcq, dck=dtimes,
+        )
         dck = None if ck is None else dtimes
         dbias = None if bias is None or dtimes is None else dtimes.to(bias.dtype, copy=True)
     else:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..backends import BACKENDS, SOFTMAX_LSE, WEIGHTED_SUM, triton
+from ..backends import BACKENDS, SOFTMAX_LSE, WEIGHTED_SUM, native, triton
 from ..errors import MechanismError
 from ..problem import Dims, Setting
 from ..slots.kernels import Near
@@ -95,6 +95,7 @@ class Explanation:
         primitive = SOFTMAX_LSE if kernel.exponential else WEIGHTED_SUM
         names = ", ".join(f"{x.name} ({x.backend})" for x in primitive)
         lines.append(f"parallel tries in this order: {names}; backend= chooses among {', '.join(BACKENDS)}")
+        lines.append(f"tiles and chunks of order 1: {native.describe()}")
         lines.append(triton.describe(kernel.width(D), E))
         return "\n".join(lines)
 

@@ -4,8 +4,8 @@
     scan.h    the loops of ``linear.py``: order 1 in chunks
 
 Between two matrix products Python would make one pass over a tile for each operation; C makes one for all of them. The products
-themselves are those of the BLAS that torch brings. Where there is no compiler, or no such BLAS, or ``SOFTMAX_RNN_NATIVE=0`` is set, the
-loops in Python compute the same; ``why_not()`` says which.
+themselves are those of the BLAS that torch brings. Where there is no compiler with OpenMP, or no such BLAS, or where
+``SOFTMAX_RNN_NATIVE=0`` is set, the loops in Python compute the same; ``why_not()`` says which.
 
 The library lies in ``$XDG_CACHE_HOME/softmax-rnn`` (``~/.cache/softmax-rnn``) under a name made of the source, the flags and the
 processor, so that another machine, or another version, builds its own.
@@ -31,7 +31,10 @@ from torch import Tensor
 from ..threads import workers
 
 SOURCES = [Path(__file__).parent / name for name in ("loops.c", "tiles.h", "scan.h")]
-FLAGS = ["-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC"]
+FLAGS = [
+    *("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
+    *("-fopenmp", "-shared", "-fPIC"),
+]
 TYPES = {torch.float32: "float", torch.float64: "double"}
 
 
@@ -51,16 +54,21 @@ class _Series(ctypes.Structure):
     ]
 
 
-POINTERS = "q k v grad gtotal bias cq ck lo hi keep out sums dq dk dv dones dcq dck".split()
-NUMBERS = "group queries keys d e bounds causal".split()
+def _pointers(*names: str) -> list[tuple[str, Any]]:
+    return [(name, ctypes.c_void_p) for name in names]
+
+
+def _numbers(*names: str) -> list[tuple[str, Any]]:
+    return [(name, ctypes.c_int64) for name in names]
 
 
 class _Tiles(ctypes.Structure):
     """As in loops.c."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in POINTERS),
-        *((name, ctypes.c_int64) for name in NUMBERS),
+        *_pointers("q", "k", "v", "grad", "gtotal", "bias", "cq", "ck", "lo", "hi", "keep"),
+        *_pointers("out", "sums", "dq", "dk", "dv", "dones", "dcq", "dck"),
+        *_numbers("group", "queries", "keys", "d", "e", "bounds", "causal"),
         ("limit", ctypes.c_double),
         ("weight", _Series),
         ("slope", _Series),
@@ -71,9 +79,9 @@ class _Scan(ctypes.Structure):
     """As in loops.c."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in "q k v state grad late early carry first".split()),
-        *((name, ctypes.c_void_p) for name in "out states scores dq dk dv dstate clock_q clock_k".split()),
-        *((name, ctypes.c_int64) for name in "group tokens chunk d e width".split()),
+        *_pointers("q", "k", "v", "state", "grad", "late", "early", "carry", "first"),
+        *_pointers("out", "states", "scores", "dq", "dk", "dv", "dstate", "clock_q", "clock_k"),
+        *_numbers("group", "tokens", "chunk", "d", "e", "width"),
     ]
 
 
@@ -83,6 +91,12 @@ def why_not() -> str | None:
     return str(found) if isinstance(found, Missing) else None
 
 
+def describe() -> str:
+    """For ``explain``."""
+    reason = why_not()
+    return "loops in C" if reason is None else f"loops in Python ({reason})"
+
+
 @functools.cache
 def _library(wanted: str) -> ctypes.CDLL | Missing:
     """The library, built if need be."""
@@ -90,21 +104,21 @@ def _library(wanted: str) -> ctypes.CDLL | Missing:
         return Missing("SOFTMAX_RNN_NATIVE=0 asks for the loops in Python")
     try:
         library = ctypes.CDLL(str(_built()))
-        torch_itself = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        products = [ctypes.cast(getattr(torch_itself, name), ctypes.c_void_p) for name in ("sgemm_", "dgemm_")]
+        (torch_itself,) = (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.[sd]*")
+        blas = ctypes.CDLL(str(torch_itself))
+        library.products(*(ctypes.cast(getattr(blas, name), ctypes.c_void_p) for name in ("sgemm_", "dgemm_")))
     except Missing as reason:
         return reason
-    except (OSError, AttributeError) as error:
-        return Missing(f"the loops in C cannot be used here ({error})")
-    library.products(*products)
+    except (OSError, AttributeError, ValueError) as error:
+        return Missing(f"the loops in C do not find their way into torch ({error})")
     return library
 
 
 def _built() -> Path:
     """Where the library is."""
     compiler = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), None)
-    if compiler is None:
-        raise Missing("there is no C compiler")
+    if compiler is None or shutil.which(compiler) is None:
+        raise Missing(f"there is no C compiler{'' if compiler is None else f' {compiler}'}")
     made_of = [*(source.read_text() for source in SOURCES), *FLAGS, compiler, _processor()]
     name = f"loops-{hashlib.sha256(chr(0).join(made_of).encode()).hexdigest()[:16]}.so"
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "softmax-rnn"
@@ -114,12 +128,12 @@ def _built() -> Path:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=folder) as place:
             made = Path(place) / name
-            built = subprocess.run(
-                [compiler, *FLAGS, str(SOURCES[0]), "-o", str(made), "-lm"], capture_output=True, text=True, check=False
-            )
+            command = [compiler, *FLAGS, str(SOURCES[0]), "-o", str(made), "-lm"]
+            built = subprocess.run(command, capture_output=True, text=True, check=False)
             if built.returncode:
-                raise Missing(f"{compiler} cannot build the loops in C ({(built.stderr.splitlines() or ['no reason given'])[0]})")
-            made.replace(folder / name)
+                said = next((line for line in built.stderr.splitlines() if line.strip()), "it does not say why")
+                raise Missing(f"{compiler} does not build the loops in C ({said.strip()})")
+            made.replace(folder / name)  # whole or not at all: several processes may build at once
     except OSError as error:
         raise Missing(f"the loops in C cannot be kept in {folder} ({error.strerror})") from error
     return folder / name
@@ -183,10 +197,17 @@ def run(
     """
     N, group, Tq, D = q.shape
     Tk, E, lo = k.shape[1], v.shape[-1], others.get("lo")
-    weight, slope = _series(coefficients), _series([n * c for n, c in enumerate(coefficients)][1:] or coefficients and [0.0])
+    derived = [n * c for n, c in enumerate(coefficients)][1:]
+    weight, slope = _series(coefficients), _series(derived or [0.0 for _ in coefficients])
     call = _Tiles(
         **_addresses(q=q, k=k, v=v, **others),
-        **dict(group=group, queries=Tq, keys=Tk, d=D, e=E, bounds=0 if lo is None or len(lo) == 1 else Tq, causal=causal),
+        group=group,
+        queries=Tq,
+        keys=Tk,
+        d=D,
+        e=E,
+        bounds=0 if lo is None or len(lo) == 1 else Tq,
+        causal=causal,
         limit=float("inf") if limit is None else limit,
         weight=weight.value,
         slope=slope.value,

@@ -29,7 +29,7 @@ static inline void exponential(REAL *restrict x) {
         const REAL t = y * (REAL)1.4426950408889634 + MAGIC; /* the sum's last digits are the whole number nearest to y / ln 2 */
         const REAL n = t - MAGIC;
         REAL r = y - n * (REAL)0x1.62e4p-1;
-        r = r - n * (REAL)(0.69314718055994530942 - 0x1.62e4p-1);
+        r = r - n * (REAL)(0.693147180559945309417232L - 0x1.62e4p-1L);
         REAL p = 1;
         for (int i = TERMS; i > 0; i--)
             p = 1 + p * r * (REAL)(1.0 / i);
@@ -108,7 +108,7 @@ static inline void fades(const Tiles *c, int64_t n, int64_t t, int64_t s, int64_
     }
 }
 
-/* A = sum_s D w(x) v and Z = sum_s D w(x), for the sequences [from, to). 1 if memory is short. */
+/* A = sum_s D w(x) v and Z = sum_s D w(x). */
 static int NAME(weighted_of)(const void *call, int64_t n) {
     const Tiles *c = call;
     REAL *X = aligned_alloc(64, ROWS * COLUMNS * sizeof(REAL));

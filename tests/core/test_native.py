@@ -1,0 +1,173 @@
+"""The loops in C: the numbers of the loops in Python and of the reference, where tiles, the range of numbers or processes end."""
+
+import multiprocessing
+
+import pytest
+import torch
+
+import softmax_rnn as sr
+from softmax_rnn.backends import native, threads
+
+from .problems import Problem, assert_same, outputs_and_gradients
+
+pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=f"{native.why_not()}")
+
+TILED = [
+    "length",
+    "clamp_sum",
+    "taylor2",
+    "taylor10_norm",
+    "power2",
+    "taylor3_norm",
+    "fox",
+    "norm_decay",
+    "clamp_decay",
+]
+CHUNKED = ["linear", "linear_elu", "mamba2", "retnet", "gla"]
+LENGTH = 140  # two tiles of queries and a bit; 600: two of keys
+
+
+def _options(name, T):
+    keep = torch.arange(T)[None] >= torch.tensor([[0], [T // 3]])
+    keep[0, T // 2 : T // 2 + 3] = False
+    return {
+        "plain": {},
+        "padding": {"key_padding_mask": keep},
+        "documents": {"segment_ids": torch.arange(T)[None] // torch.tensor([[37], [2 * T]])},
+        "window": {"window": 50},
+    }[name]
+
+
+@pytest.fixture
+def in_python(monkeypatch):
+    """Runs a function with the loops in Python."""
+
+    def run(function):
+        with monkeypatch.context() as without:
+            without.setenv("SOFTMAX_RNN_NATIVE", "0")
+            assert native.why_not() == "SOFTMAX_RNN_NATIVE=0 asks for the loops in Python"
+            return function()
+
+    return run
+
+
+@pytest.mark.parametrize("options", ["plain", "padding", "documents", "window"])
+@pytest.mark.parametrize("name", TILED)
+def test_tiles_in_c_are_those_in_python(name, options, in_python):
+    problem = Problem(Tq=LENGTH, D=8, options=_options(options, LENGTH))
+    found = outputs_and_gradients(name, problem, "parallel")
+    assert_same(found, in_python(lambda: outputs_and_gradients(name, problem, "parallel")), 1e-9)
+    assert_same(found, outputs_and_gradients(name, problem, "reference"), 1e-9)
+
+
+@pytest.mark.parametrize("options", ["plain", "padding", "documents"])
+@pytest.mark.parametrize("name", CHUNKED)
+def test_chunks_in_c_are_those_in_python(name, options, in_python):
+    problem = Problem(Tq=LENGTH, D=8, options=_options(options, LENGTH))
+    found = outputs_and_gradients(name, problem, "chunked", chunk_size=32)
+    assert_same(found, in_python(lambda: outputs_and_gradients(name, problem, "chunked", chunk_size=32)), 1e-9)
+
+
+@pytest.mark.parametrize("name", ["length", "taylor2", "fox"])
+def test_more_keys_than_a_tile_has(name):
+    problem = Problem(B=1, H=2, Hkv=1, Tq=600, D=8)
+    want = outputs_and_gradients(name, problem, "reference")
+    assert_same(outputs_and_gradients(name, problem, "parallel"), want, 1e-9)
+
+
+@pytest.mark.parametrize("name", [*TILED, *CHUNKED])
+def test_float32_is_as_exact_as_in_python(name, in_python):
+    form = "parallel" if name in TILED else "chunked"
+    single, exact = (Problem(Tq=LENGTH, D=8, dtype=x) for x in (torch.float32, torch.float64))
+    want = outputs_and_gradients(name, exact, "reference", rounded=torch.float32)
+
+    def error():
+        found = outputs_and_gradients(name, single, form)
+        return max(((found[at].double() - x).norm() / max(x.norm().item(), 1e-3)).item() for at, x in want.items())
+
+    assert error() < 2 * in_python(error) + 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_exponential_over_its_whole_range(dtype):
+    ends = 110.0 if dtype == torch.float32 else 760.0
+    x = torch.linspace(-ends, ends, 20001, dtype=torch.float64).to(dtype)
+    x = torch.cat([x, torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 5e4, -5e4], dtype=dtype)])
+    one = torch.ones(1, 1, 1, 1, dtype=dtype)
+    mechanism = sr.Mechanism(sr.Exp(clamp=1e6), sr.Unnormalised())  # a clamp that clamps nothing: w(x) = exp(x)
+    found = sr.attention(x.view(1, 1, -1, 1), one, one, mechanism, scale=1.0, causal=False, form="parallel").flatten()
+    want = x.double().exp().to(dtype)
+    normal = want > torch.finfo(dtype).tiny
+    torch.testing.assert_close(found[normal], want[normal], rtol=4 * torch.finfo(dtype).eps, atol=0.0)
+    assert (found[want < torch.finfo(dtype).tiny] <= torch.finfo(dtype).tiny).all()
+    assert found.isnan().equal(want.isnan())
+
+
+@pytest.mark.parametrize("name", ["length", "fox"])
+def test_nothing_stays_in_the_processor(name):
+    """Denormal numbers are 0 inside the loops, and what they were outside of them."""
+    problem = Problem(Tq=LENGTH)
+    outputs_and_gradients(name, problem, "parallel")
+    assert torch.tensor(1e-40) * 0.5 > 0
+
+
+def _computed(queue):
+    q, k, v = torch.randn(
+        3, 2, 4, 40, 8
+    ).unbind()  # so small that torch itself needs no threads, which hang after a fork
+    queue.put(sr.attention(q, k, v, "length", form="parallel").isfinite().all().item())
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_does_not_wait_for_threads_it_has_not(monkeypatch):
+    monkeypatch.setattr(threads, "LEAST", 0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    child = context.Process(target=_computed, args=(results,))
+    try:
+        _computed(results)
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0
+        assert [results.get(), results.get()] == [True, True]
+    finally:
+        torch.set_num_threads(before)
+        child.kill()
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        ({"CC": "no-such-compiler"}, "there is no C compiler no-such-compiler"),
+        ({"PATH": "/nowhere", "CC": ""}, "there is no C compiler"),
+        ({"CC": "false"}, "false does not build the loops in C (it does not say why)"),
+        ({"XDG_CACHE_HOME": "/dev/null"}, "the loops in C cannot be kept in /dev/null/softmax-rnn (Not a directory)"),
+    ],
+)
+def test_why_there_is_no_library(variables, sentence, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(native.Missing) as reason:
+        native._built()
+    assert str(reason.value) == sentence
+
+
+def test_another_source_is_another_library(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = native._built()
+    assert native._built() == first
+    monkeypatch.setattr(native, "FLAGS", [*native.FLAGS, "-DANOTHER"])
+    assert native._built() != first
+    assert {x.suffix for x in first.parent.iterdir()} == {".so"}
+
+
+def test_explain_says_where_the_loops_are(monkeypatch):
+    assert "tiles and chunks of order 1: loops in C" in str(sr.explain("taylor2", 1, 1, 64, 8, 8))
+    monkeypatch.setenv("SOFTMAX_RNN_NATIVE", "0")
+    assert "loops in Python (SOFTMAX_RNN_NATIVE=0 asks for the loops in Python)" in str(
+        sr.explain("taylor2", 1, 1, 64, 8, 8)
+    )
