@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from softmax_rnn.backends import delta, flash, flash_decay, linear, linear_delta, powers, scan, tiles
+from softmax_rnn.backends import delta, flash, linear, linear_delta, powers, scan, tiles
 from softmax_rnn.slots import denominators, feature_maps
 
 B, H, T, D = 2, 2, 9, 4
@@ -51,17 +51,6 @@ CASES = {
         lambda: (*(heads_last(B, H, T, D) for _ in range(3)), KEEP, None, None, True, 0.5),
     ),
     "flash, tiles": (flash._operator, lambda: (*(x(B, H, T, D) for _ in range(3)), KEEP, LO, HI, True, 0.5)),
-    "flash with decay": (
-        flash_decay._operator,
-        lambda: (
-            *(x(B, H, T, D) for _ in range(3)),
-            CLOCK[:, None].expand(B, H, T).contiguous().requires_grad_(),
-            KEEP,
-            None,
-            None,
-            0.5,
-        ),
-    ),
     "weighted": (
         tiles.weighted_tiles,
         lambda: (*sequences(), *NO_CLOCK, None, None, None, True, SERIES, None, True),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import softmax_rnn as sr
-from softmax_rnn.backends import flash_decay, linear, tiles
+from softmax_rnn.backends import linear, tiles
 
 from .problems import Problem, assert_same, outputs_and_gradients
 
@@ -32,12 +32,10 @@ NAMES = (
 
 @pytest.fixture
 def tiny(monkeypatch):
+    monkeypatch.setenv("SOFTMAX_RNN_NATIVE", "0")  # test_native.py has the borders of the loops in C
     monkeypatch.setattr(linear, "TOKENS", 8)
     monkeypatch.setattr(tiles, "ROWS", 4)
     monkeypatch.setattr(tiles, "SMALL", (4, 5))
-    monkeypatch.setattr(flash_decay, "ROWS", (8, 4))
-    monkeypatch.setattr(flash_decay, "CALM", 6.0)
-    monkeypatch.setattr(flash_decay, "ONCE", 6.0)
 
 
 @pytest.mark.parametrize("options", OPTIONS)

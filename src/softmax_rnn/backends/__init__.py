@@ -10,13 +10,13 @@ An implementation belongs to a backend, ``torch``, ``flex`` or ``triton``: ``att
     dense.py      the first two primitives and the delta rule as the formula reads: the specification
     tiles.py      the same in O(T) memory, with every factor
     flash.py      softmax_lse by torch's flash kernel on the CPU
-    flash_decay.py   the same with token decay
     triton/       the primitives as kernels for NVIDIA cards
     flex.py       the first two by FlexAttention, where weights are positive
     chunks.py     the third primitive: order 1 in linear.py and linear_delta.py, every order in scan.py
     delta.py      what the delta rule writes, in tiles and in chunks
     powers.py     Kronecker features and moments
     scores.py     scores under channel decay, weights and their slopes, for a tile
+    native/       the loops of tiles.py and linear.py in C, where there is a compiler
     threads.py    sequences divided between the threads of a CPU
 """
 
@@ -32,9 +32,8 @@ from torch import Tensor
 
 from ..context import Context
 from ..errors import MechanismError
-from . import chunks, native, triton
+from . import chunks, triton
 from .flash import flash_lse
-from .flash_decay import flash_decay_lse
 from .flex import even_taylor, flex_lse, logarithm
 from .operators import transformed
 from .tiles import softmax_tiles, weighted_tiles
@@ -183,29 +182,6 @@ def _flash(call: SoftmaxCall) -> tuple[Tensor, Tensor]:
     return out[..., :e], lse[..., None]
 
 
-def _flash_decay_refuses(call: SoftmaxCall) -> str | None:
-    c = call.context
-    if c.clock is None or c.channels is not None or not c.causal:
-        return "it is for token decay"
-    if call.q.device.type != "cpu" or call.q.dtype not in (torch.float32, torch.float64):
-        return "it is for the CPU in float32 or float64: in half precision the extra channel is too coarse"
-    if call.softcap is not None or c.bias is not None or call.scale < 1e-6:
-        return "a cap, a bias on keys or a scale of 0 is needed"
-    if native.why_not() is None:
-        return "tiles in C are faster"
-    return None
-
-
-def _flash_decay(call: SoftmaxCall) -> tuple[Tensor, Tensor]:
-    q, k, v, c = call.q, call.k, call.v, call.context
-    assert c.clock is not None
-    d, e = q.shape[-1], v.shape[-1]
-    if d != e:
-        q, k, v = (F.pad(x, (0, max(d, e) - x.shape[-1])) for x in (q, k, v))
-    out, lse = flash_decay_lse(q, k, v, c.clock, c.keep, c.bounds() if c.cut else None, call.scale)
-    return out[..., :e], lse[..., None]
-
-
 def _flex_refuses(call: SoftmaxCall | WeightedCall) -> str | None:
     if call.q.device.type != "cuda":
         return "it is compiled for CUDA only"
@@ -288,7 +264,6 @@ def _never(call: Any) -> None:
 SOFTMAX_LSE: tuple[Implementation[SoftmaxCall], ...] = (
     Implementation("sdpa", "torch", _sdpa_refuses, _sdpa),
     Implementation("flash", "torch", _flash_refuses, _flash),
-    Implementation("flash with decay", "torch", _flash_decay_refuses, _flash_decay),
     Implementation("triton", "triton", triton.refuses_softmax, triton.run_softmax),
     Implementation("flex", "flex", _flex_refuses, _flex),
     Implementation("tiles", "torch", _never, _tiles_softmax),

@@ -7,6 +7,8 @@ For a block of queries the scores against the keys they see (of a weighted sum: 
 place, and used at once. Nothing but the inputs and outputs is kept for the backward pass, which makes the weights again; the derivative of
 a polynomial is another one (for a Taylor series the one of an order less), never N score matrices on autograd's tape. Keys whose decay has
 ended (exp gives 0) are not visited.
+
+On the CPU the same loops in C (native/tiles.h) take their place where they can be built, except for channel decay and soft caps.
 """
 
 from __future__ import annotations
@@ -132,10 +134,11 @@ class _Call:
 
     def __init__(
         self, q: Tensor, k: Tensor, cq: Tensor | None, ck: Tensor | None, aq: Tensor | None, ak: Tensor | None,
-        lo: Tensor | None, hi: Tensor | None, keep: Tensor | None, causal: bool, bias: Tensor | None = None,
+        lo: Tensor | None, hi: Tensor | None, keep: Tensor | None, causal: bool, bias: Tensor | None = None, gone: Tensor | None = None,
     ) -> None:
         self.q, self.k, self.cq, self.ck, self.aq, self.ak = q, k, cq, ck, aq, ak
         self.lo, self.hi, self.keep, self.causal, self.bias = lo, hi, keep, causal, bias
+        self.gone = gone  # (N, 1): keys whose log D is below that count for nothing
         self._kept: dict[tuple[int, ...], Tensor] = {}
 
     def kept(self, at: tuple[int, ...], make: Callable[[], Tensor]) -> Tensor:
@@ -200,11 +203,23 @@ class _Call:
 
     def _begin(self, ns: slice, qs: slice, first: int) -> int:
         """The first key whose decay has not ended for the first of the queries, which remembers most."""
-        if self.cq is None or self.ck is None or self.ck.shape[1] == 0:
+        if self.cq is None or self.ck is None or self.gone is None or self.ck.shape[1] == 0:
             return first
-        gone = -800.0 if self.q.dtype == torch.float64 else -110.0
-        alive = (self.cq[ns, qs.start, None] - self.ck[ns]) > gone  # ascending in s: False ... False True ... True
+        alive = (self.cq[ns, qs.start, None] - self.ck[ns]) > self.gone[ns]  # ascending in s: False ... False True ... True
         return max(first, int((~alive).sum(-1).min()))
+
+
+def _ended(q: Tensor) -> Tensor:
+    """Where D itself is 0."""
+    return q.new_full((len(q), 1), -800.0 if q.dtype == torch.float64 else -110.0)
+
+
+def _faded(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor | None:
+    """Where a weight cannot be e^-20 (float64: e^-40) of its row, whose newest key has log D = 0: scores differ by 2 |q| |k| at most."""
+    if bias is not None or k.shape[1] == 0 or q.numel() == 0:
+        return None
+    q_most, k_most = (torch.linalg.vector_norm(x, dim=-1).flatten(1).amax(1, keepdim=True) for x in (q, k))
+    return -2 * q_most * k_most - (40.0 if q.dtype == torch.float64 else 20.0)
 
 
 def _weighted(
@@ -218,7 +233,7 @@ def _weighted(
     if native.takes(q, aq, coefficients):
         native.run("weighted", q, k, v, causal, coefficients, limit, cq=cq, ck=ck, lo=lo, hi=hi, keep=keep, out=out, sums=total)
         return out, total
-    call = _Call(q, k, cq, ck, aq, ak, lo, hi, None, causal)
+    call = _Call(q, k, cq, ck, aq, ak, lo, hi, None, causal, gone=_ended(q))
 
     def work(some: slice) -> None:
         for t in call.split(some):
@@ -246,7 +261,7 @@ def _weighted_backward(
     gtotal = None if gtotal is None or not with_total else gtotal.contiguous()
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dones = k.new_zeros(len(k), k.shape[1], 1) if gtotal is not None and cq is not None else None
-    call = _Call(q, k, cq, ck, aq, ak, lo, hi, None, causal)
+    call = _Call(q, k, cq, ck, aq, ak, lo, hi, None, causal, gone=_ended(q))
 
     def work(some: slice) -> None:
         for t in call.split(some):
@@ -295,7 +310,7 @@ def _softmax(
     if native.takes(q, aq, softcap=softcap):
         native.run("softmax", q, k, v, causal, cq=cq, ck=ck, lo=lo, hi=hi, keep=keep, bias=bias, out=out, sums=lse)
         return out, lse
-    call = _Call(q, k, cq, ck, aq, ak, lo, hi, keep, causal, bias)
+    call = _Call(q, k, cq, ck, aq, ak, lo, hi, keep, causal, bias, _faded(q, k, bias))
 
     def work(some: slice) -> None:
         for t in call.tiles(some):
@@ -321,7 +336,7 @@ def _softmax_backward(
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dcq, dck = (None, None) if cq is None or ck is None else (torch.zeros_like(cq), torch.zeros_like(ck))
     dbias = None if bias is None else torch.zeros_like(bias)
-    call = _Call(q, k, cq, ck, aq, ak, lo, hi, keep, causal, bias)
+    call = _Call(q, k, cq, ck, aq, ak, lo, hi, keep, causal, bias, _faded(q, k, bias))
 
     def work(some: slice) -> None:
         for t in call.tiles(some):

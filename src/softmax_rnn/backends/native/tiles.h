@@ -305,7 +305,8 @@ static double longest(const Tiles *c, int64_t n) {
 }
 
 /* As reach; but a key has faded when its weight cannot be e^-FADED of its row, whatever its direction. A row's sum is at least the weight
-   of its newest key, which is one of the longest against it at worst. Where padding or a bias hides that, nothing is left out. */
+   of its newest key, for which D = 1 (the clock stands still at padding, so also where that is not the last). With a bias on the keys
+   nothing is left out. */
 static void alive(const Tiles *c, int64_t n, int64_t row, int64_t i, int64_t end, double farthest, int64_t *begin, int64_t *stop) {
     *begin = c->keys, *stop = 0;
     double latest = -INFINITY;
@@ -318,11 +319,12 @@ static void alive(const Tiles *c, int64_t n, int64_t row, int64_t i, int64_t end
             double size = 0, own = 0;
             for (int64_t l = 0; l < c->d; l++)
                 size += (double)q[l] * q[l], own += (double)q[l] * k[l];
-            const double newest = c->ck[n * c->keys + last - 1] + sqrt(size) * farthest - own;
+            const double highest = sqrt(size) * farthest;
+            const double newest = c->ck[n * c->keys + last - 1] + highest - (c->keep ? -highest : own);
             latest = newest > latest ? newest : latest;
         }
     }
-    if (!c->cq || c->keep || c->bias)
+    if (!c->cq || c->bias)
         return;
     int64_t a = *begin, b = *stop;
     while (a < b) { /* the clock falls */
