@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import softmax_rnn as sr
-from softmax_rnn.backends import native, threads
+from softmax_rnn.backends import native
 
 from .problems import Problem, assert_same, outputs_and_gradients
 
@@ -121,7 +121,7 @@ def _computed(queue):
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_process_does_not_wait_for_threads_it_has_not(monkeypatch):
-    monkeypatch.setattr(threads, "LEAST", 0)
+    monkeypatch.setattr(native, "LEAST", 0)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     context = multiprocessing.get_context("fork")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import softmax_rnn as sr
-from softmax_rnn.backends import threads
+from softmax_rnn.backends import native, threads
 from tests.core.problems import Problem, assert_same, outputs_and_gradients
 from tests.core.test_pieces import OPTIONS
 
@@ -18,6 +18,7 @@ def two(monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     monkeypatch.setattr(threads, "LEAST", 0)
+    monkeypatch.setattr(native, "LEAST", 0)
     yield
     torch.set_num_threads(before)
 
@@ -40,7 +41,10 @@ def _doubled(n=6):
 @pytest.mark.parametrize(
     "name", ["length", "taylor2", "softcap", "fox", "delta_softmax", "mamba2", "taylor2_norm_delta"]
 )
-def test_the_same_numbers_as_in_one_thread(name, options, two, monkeypatch):
+@pytest.mark.parametrize("loops", ["C", "Python"])
+def test_the_same_numbers_as_in_one_thread(loops, name, options, two, monkeypatch):
+    if loops == "Python":
+        monkeypatch.setenv("SOFTMAX_RNN_NATIVE", "0")
     name = sr.Mechanism(sr.Exp(softcap=3.0), sr.Sum()) if name == "softcap" else name
     problem = Problem(H=4, Hkv=2, B=2, Tq=22, options=OPTIONS[options])
     forms = ["parallel", "chunked"] if sr.mechanism(name).kernel.finite else ["parallel"]
@@ -49,6 +53,7 @@ def test_the_same_numbers_as_in_one_thread(name, options, two, monkeypatch):
         again = outputs_and_gradients(name, problem, form)
         with monkeypatch.context() as alone:
             alone.setattr(threads, "LEAST", float("inf"))
+            alone.setattr(native, "LEAST", float("inf"))
             assert_same(shared, outputs_and_gradients(name, problem, form), 1e-12)
         assert_same(again, shared, 0.0)
 
@@ -142,6 +147,6 @@ def test_a_forked_process_starts_its_own(two):
 
 def test_small_work_stays_where_it_is():
     device = torch.device("cpu")
-    assert threads.workers(8, threads.LEAST - 1, device) == 1
-    assert threads.workers(1, 2.0**40, device) == 1
-    assert threads.workers(8, 2.0**40, torch.device("meta")) == 1
+    assert threads.workers(8, threads.LEAST - 1, device, threads.LEAST) == 1
+    assert threads.workers(1, 2.0**40, device, threads.LEAST) == 1
+    assert threads.workers(8, 2.0**40, torch.device("meta"), threads.LEAST) == 1

@@ -69,9 +69,9 @@ def some(n: slice, *tensors: Any) -> list[Any]:
     return [None if x is None else x[n] for x in tensors]
 
 
-def workers(sequences: int, multiplications: float, device: torch.device, most: int = MOST) -> int:
+def workers(sequences: int, multiplications: float, device: torch.device, least: float, most: int = MOST) -> int:
     """How many threads share such work, at most so many; 1 if it is done where it is asked for."""
-    if device.type != "cpu" or sequences < 2 or multiplications < LEAST or _get_current_dispatch_mode() is not None:
+    if device.type != "cpu" or sequences < 2 or multiplications < least or _get_current_dispatch_mode() is not None:
         return 1
     return min(torch.get_num_threads(), sequences, most)
 
@@ -81,7 +81,7 @@ def share(sequences: int, multiplications: float, device: torch.device, work: Ca
 
     Worth it for steps of a millisecond: each time a thread finds the lock of Python taken, it sleeps for a tenth of one.
     """
-    count = workers(sequences, multiplications, device)
+    count = workers(sequences, multiplications, device, LEAST)
     if count == 1:
         return work(slice(0, sequences))
     inference, turn = torch.is_inference_mode_enabled(), itertools.count()

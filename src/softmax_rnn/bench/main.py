@@ -95,6 +95,8 @@ def environment(threads: int) -> dict[str, Any]:
     """The machine and the versions, so that a measurement says where it is from."""
     import torch
 
+    from ..backends import native
+
     model = platform.processor()
     if os.path.exists("/proc/cpuinfo"):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -105,6 +107,7 @@ def environment(threads: int) -> dict[str, Any]:
         "threads": threads,
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "loops": native.describe(),
         "system": platform.platform(),
         "date": time.strftime("%Y-%m-%d"),
     }
@@ -119,7 +122,7 @@ def others(path: Path, parts: list[str], about: dict[str, Any]) -> list[dict[str
         where, entries = there["environment"], there["records"]
     except (OSError, ValueError, TypeError, KeyError):
         raise UserError(f"{path} is not a file that bench wrote: give another one with --json.") from None
-    same = ("cpu", "cores", "threads", "python", "torch")
+    same = ("cpu", "cores", "threads", "python", "torch", "loops")
     if any(where.get(key) != about[key] for key in same):
         return []
     return [entry for entry in entries if entry["part"] not in parts]

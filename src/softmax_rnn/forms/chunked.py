@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..backends import ScanCall, scan_sums
+from ..backends import ScanCall, native, scan_sums
 from ..backends.chunks import Clocks, Sequences, scan
 from ..backends.powers import read, write
 from ..backends.scan import default_chunk
@@ -58,7 +58,9 @@ class Chunked(Form):
         traffic = d.batch * d.kv_heads * rows * columns * 3 * (-(-d.keys // chunk) if chunk else 1)
         products = 2 * rows * columns * (reads + writes)
         working = 4 * rows * max(chunk, 128) * d.batch * d.heads
-        return Cost(self.name, products + within, elementwise + traffic, 0, moment_bytes(s), working)
+        in_c = far.orders == [1] and s.mechanism.update == "add" and native.why_not() is None
+        rate = native.RATE if in_c else 1.0
+        return Cost(self.name, products + within, elementwise + traffic, 0, moment_bytes(s), working, rate)
 
     def run(self, p: Problem) -> tuple[Sums, Tensor, State]:
         """Through the state."""

@@ -21,7 +21,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..backends import SoftmaxCall, WeightedCall, softmax_lse, weighted_sum
+from ..backends import SoftmaxCall, WeightedCall, native, softmax_lse, weighted_sum
 from ..backends.delta import delta_tiles
 from ..backends.dense import weight
 from ..backends.tiles import SMALL
@@ -48,6 +48,8 @@ class Parallel(Form):
         if s.mechanism.update == "delta":  # keys read, too
             pairs += d.batch * d.kv_heads * d.keys * seen
         passes = 3 if kernel.coefficients is None else max(1, len(kernel.coefficients))
+        in_c = kernel.finite and native.why_not() is None
+        passes = 1 if in_c else passes  # of all orders together
         state = (
             d.batch
             * d.kv_heads
@@ -55,9 +57,8 @@ class Parallel(Form):
             * (d.key_dim + d.value_dim)
             * 4
         )
-        return Cost(
-            self.name, 2 * pairs * (kernel.width(d.key_dim) + d.value_dim), pairs * passes, 0, state, 128 * d.keys * 8
-        )
+        products = 2 * pairs * (kernel.width(d.key_dim) + d.value_dim)
+        return Cost(self.name, products, pairs * passes, 0, state, 128 * d.keys * 8, native.RATE if in_c else 1.0)
 
     def run(self, p: Problem) -> tuple[Sums, Tensor, State]:
         """Over all keys so far."""

@@ -39,11 +39,12 @@ class Cost:
     steps: int
     state_bytes: int
     working_bytes: int
+    rate: float = 1.0  # how many times as fast as torch's batched products
 
     @property
-    def estimate(self) -> int:
+    def estimate(self) -> float:
         """Operations, weighted; what ``auto`` minimises."""
-        return self.matmul + ELEMENTWISE * self.elementwise + STEP * self.steps
+        return (self.matmul + ELEMENTWISE * self.elementwise + STEP * self.steps) / self.rate
 
 
 class Form(ABC):

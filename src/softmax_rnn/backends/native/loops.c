@@ -75,15 +75,25 @@ static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 /* A loop for one sequence; 1 if memory is short. */
 typedef int (*Loop)(const void *call, int64_t n);
 
-/* The sequences between the threads that torch has already: others would compete with these for the processor. */
+static int one(Loop loop, const void *call, int64_t n) {
+    const unsigned before = flush();
+    const int failed = loop(call, n);
+    unflush(before);
+    return failed;
+}
+
+/* The sequences between the threads that torch has already: others would compete with these for the processor. With one thread there is
+   no parallel region, not even of one: inside it the products would start threads of their own, anew each time. */
 static int divided(Loop loop, const void *call, int64_t sequences, int threads) {
     int failed = 0;
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1) reduction(| : failed)
-    for (int64_t n = 0; n < sequences; n++) {
-        const unsigned before = flush();
-        failed |= loop(call, n);
-        unflush(before);
+    if (threads == 1) {
+        for (int64_t n = 0; n < sequences; n++)
+            failed |= one(loop, call, n);
+        return failed;
     }
+#pragma omp parallel for schedule(dynamic) num_threads(threads) reduction(| : failed)
+    for (int64_t n = 0; n < sequences; n++)
+        failed |= one(loop, call, n);
     return failed;
 }
 
