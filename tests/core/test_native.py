@@ -189,3 +189,25 @@ def test_a_loud_key_is_heard_from_afar(in_c, dtype, padded, monkeypatch):
     found = sr.attention(q, k, v, "fox", form="parallel", **options)
     torch.testing.assert_close(found, sr.attention(q, k, v, "fox", form="reference", **options), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found[0, 0, 299], v[0, 0, 3], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("where", ["q", "k", "v", "log_decay"])
+@pytest.mark.parametrize("name", ["fox", "taylor2_decay"])
+@pytest.mark.parametrize("in_c", [True, False])
+def test_nan_is_not_lost(in_c, name, where, monkeypatch):
+    """Also where decay decides which keys are visited: NaN reaches the rows that it reaches in the reference."""
+    if not in_c:
+        monkeypatch.setenv("SOFTMAX_RNN_NATIVE", "0")
+    args = Problem(B=1, Tq=LENGTH).arguments(name, leaves=False)
+    args[where][0, 0, 70] = torch.nan
+    found, want = (sr.attention(mechanism=name, form=form, **args).isnan() for form in ("parallel", "reference"))
+    assert want.any()
+    assert found.equal(want)
+
+
+@pytest.mark.parametrize("width", ["D", "E"])
+@pytest.mark.parametrize("name", ["length", "fox"])
+def test_no_channels_at_all(name, width, capfd):
+    problem = Problem(**{width: 0})
+    assert_same(outputs_and_gradients(name, problem, "parallel"), outputs_and_gradients(name, problem, "reference"), 1e-12)
+    assert capfd.readouterr().err == ""  # a BLAS would say so there

@@ -205,8 +205,8 @@ class _Call:
         """The first key whose decay has not ended for the first of the queries, which remembers most."""
         if self.cq is None or self.ck is None or self.gone is None or self.ck.shape[1] == 0:
             return first
-        alive = (self.cq[ns, qs.start, None] - self.ck[ns]) > self.gone[ns]  # ascending in s: False ... False True ... True
-        return max(first, int((~alive).sum(-1).min()))
+        gone = (self.cq[ns, qs.start, None] - self.ck[ns]) <= self.gone[ns]  # falling in s: True ... True False ... False
+        return max(first, int(gone.sum(-1).min()))
 
 
 def _ended(q: Tensor) -> Tensor:

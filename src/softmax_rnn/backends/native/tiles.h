@@ -16,7 +16,7 @@
 /* c = a b + beta c, all of them row by row; ta, tb: 'T' takes a, b transposed. m x n, over k. */
 static void product(char ta, char tb, int64_t m, int64_t n, int64_t k, const REAL *a, int64_t lda, const REAL *b, int64_t ldb, REAL beta,
                     REAL *c, int64_t ldc) {
-    const int M = (int)m, N = (int)n, K = (int)k, A = (int)lda, B = (int)ldb, C = (int)ldc;
+    const int M = (int)m, N = (int)n, K = (int)k, A = (int)most(lda, 1), B = (int)most(ldb, 1), C = (int)most(ldc, 1);
     const REAL one = 1;
     GEMM(&tb, &ta, &N, &M, &K, &one, b, &B, a, &A, &beta, c, &C);
 }
@@ -82,10 +82,10 @@ static void reach(const Tiles *c, int64_t n, int64_t i, int64_t end, int64_t *be
         const double *ck = c->ck + n * c->keys, now = c->cq[n * c->queries + i];
         while (a < b) {
             const int64_t middle = (a + b) / 2;
-            if (now - ck[middle] > GONE)
-                b = middle;
-            else
+            if (now - ck[middle] <= GONE)
                 a = middle + 1;
+            else /* also NaN, which is to be seen */
+                b = middle;
         }
         *begin = a;
     }
@@ -299,7 +299,7 @@ static double longest(const Tiles *c, int64_t n) {
         double sum = 0;
         for (int64_t l = 0; l < c->d; l++)
             sum += (double)k[l] * k[l];
-        most_of_all = sum > most_of_all ? sum : most_of_all;
+        most_of_all = sum <= most_of_all || most_of_all != most_of_all ? most_of_all : sum; /* once NaN, it stays so */
     }
     return sqrt(most_of_all);
 }
@@ -321,7 +321,7 @@ static void alive(const Tiles *c, int64_t n, int64_t row, int64_t i, int64_t end
                 size += (double)q[l] * q[l], own += (double)q[l] * k[l];
             const double highest = sqrt(size) * farthest;
             const double newest = c->ck[n * c->keys + last - 1] + highest - (c->keep ? -highest : own);
-            latest = newest > latest ? newest : latest;
+            latest = newest <= latest || latest != latest ? latest : newest; /* once NaN, it stays so */
         }
     }
     if (!c->cq || c->bias)
@@ -329,10 +329,10 @@ static void alive(const Tiles *c, int64_t n, int64_t row, int64_t i, int64_t end
     int64_t a = *begin, b = *stop;
     while (a < b) { /* the clock falls */
         const int64_t middle = (a + b) / 2;
-        if (latest - c->ck[n * c->keys + middle] > -FADED)
-            b = middle;
-        else
+        if (latest - c->ck[n * c->keys + middle] <= -FADED)
             a = middle + 1;
+        else
+            b = middle;
     }
     *begin = a;
 }
