@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,14 +34,43 @@ FALL = {torch.float32: 80.0, torch.float64: 600.0}
 ORDER_1 = (0.0, 1.0)
 
 
-class _Fade(NamedTuple):
-    """Factors of queries and keys, (N, T, 1 or d), and of states (N, chunks, 1 or d, 1)."""
+class _Fade:
+    """Factors of queries and keys, (N, T, 1 or d), and of states (N, chunks, 1 or d, 1), from clocks and their middle in each chunk."""
 
-    late: Tensor  # exp(r - c_s), of keys that write
-    early: Tensor  # exp(c_t - r), of queries
-    reader: Tensor  # the same of keys that read
-    carry: Tensor
-    first: Tensor
+    def __init__(self, cq: Tensor, ck: Tensor, middle: Tensor, last: Tensor, chunk: int, dtype: torch.dtype) -> None:
+        self.cq, self.ck, self.middle, self.last, self.chunk, self.dtype = cq, ck, middle, last, chunk, dtype
+
+    def _factor(self, difference: Tensor) -> Tensor:
+        return difference.to(self.dtype).exp_()
+
+    @cached_property
+    def _spread(self) -> Tensor:
+        return self.middle.repeat_interleave(self.chunk, 1)
+
+    @cached_property
+    def late(self) -> Tensor:
+        """exp(r - c_s), of keys that write."""
+        return self._factor(self._spread - self.ck)
+
+    @cached_property
+    def early(self) -> Tensor:
+        """exp(c_t - r), of queries."""
+        return self._factor(self.cq - self._spread)
+
+    @cached_property
+    def reader(self) -> Tensor:
+        """The same of keys that read."""
+        return self.early if self.cq.data_ptr() == self.ck.data_ptr() else self._factor(self.ck - self._spread)
+
+    @cached_property
+    def carry(self) -> Tensor:
+        """From the middle of a chunk to that of the next, or of the last to its end."""
+        return self._factor(torch.cat([self.middle[:, 1:], self.last], 1) - self.middle)[..., None]
+
+    @cached_property
+    def first(self) -> Tensor:
+        """From the beginning to the middle of the first."""
+        return self.middle[:, 0, :, None].to(self.dtype).exp()
 
 
 def _fade(cq: Tensor, ck: Tensor, chunk: int, dtype: torch.dtype) -> _Fade | None:
@@ -52,14 +80,7 @@ def _fade(cq: Tensor, ck: Tensor, chunk: int, dtype: torch.dtype) -> _Fade | Non
     low = torch.minimum(last, cq[:, chunk - 1 :: chunk])
     if bool((begin - low).max() > FALL[dtype]):
         return None
-    middle = (begin + low) / 2
-    after = torch.cat([middle[:, 1:], last[:, -1:]], 1)
-    spread = middle.repeat_interleave(chunk, 1)
-    late, early = (spread - ck).to(dtype).exp_(), (cq - spread).to(dtype).exp_()
-    reader = early if cq.data_ptr() == ck.data_ptr() else (ck - spread).to(dtype).exp_()
-    return _Fade(
-        late, early, reader, (after - middle).to(dtype).exp_()[..., None], middle[:, 0, :, None].to(dtype).exp()
-    )
+    return _Fade(cq, ck, (begin + low) / 2, last[:, -1:], chunk, dtype)
 
 
 class _Sequences:
@@ -94,7 +115,8 @@ class _Sequences:
 
     def factors(self) -> dict[str, Tensor]:
         """For the loops in C."""
-        return {} if self.fade is None else {at: getattr(self.fade, at) for at in ("late", "early", "carry", "first")}
+        names = ("cq", "ck", "middle", "carry", "first")
+        return {} if self.fade is None else {at: getattr(self.fade, at).contiguous() for at in names}
 
     def made(self) -> tuple[Tensor, Tensor]:
         """Q and K, for the backward pass; nothing where they are q and k."""

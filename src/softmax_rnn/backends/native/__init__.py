@@ -81,7 +81,7 @@ class _Scan(ctypes.Structure):
     """As in loops.c."""
 
     _fields_ = [
-        *_pointers("q", "k", "v", "state", "grad", "late", "early", "carry", "first"),
+        *_pointers("q", "k", "v", "state", "grad", "carry", "first", "cq", "ck", "middle"),
         *_pointers("out", "states", "scores", "dq", "dk", "dv", "dstate", "clock_q", "clock_k"),
         *_numbers("group", "tokens", "chunk", "d", "e", "width"),
     ]
@@ -223,8 +223,8 @@ def run(
 def scan(name: str, q: Tensor, k: Tensor, v: Tensor, chunk: int, **others: Tensor) -> None:
     """A loop over the chunks of q (N, G, T, D), k (N, T, D), v (N, T, E), in the same way."""
     N, group, T, D = q.shape
-    E, late = v.shape[-1], others.get("late")
-    width = 0 if late is None else late.shape[-1]
+    E, clock = v.shape[-1], others.get("ck")
+    width = 0 if clock is None else clock.shape[-1]
     call = _Scan(**_addresses(q=q, k=k, v=v, **others), group=group, tokens=T, chunk=chunk, d=D, e=E, width=width)
     _share(f"{name}_{TYPES[q.dtype]}", call, N, N * group * T * chunk * 2 * (D + E))
 

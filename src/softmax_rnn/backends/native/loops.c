@@ -43,9 +43,10 @@ typedef struct {
     Series weight, slope;
 } Tiles;
 
-/* One call of the operator of linear.py; factors are (N, T, width), width 1 or d. */
+/* One call of the operator of linear.py; clocks are (N, T, width), their middles (N, chunks, width), width 1 or d. */
 typedef struct {
-    const void *q, *k, *v, *state, *grad, *late, *early, *carry, *first;
+    const void *q, *k, *v, *state, *grad, *carry, *first;
+    const double *cq, *ck, *middle;
     void *out, *states, *scores, *dq, *dk, *dv, *dstate, *clock_q, *clock_k;
     int64_t group, tokens, chunk, d, e, width;
 } Scan;

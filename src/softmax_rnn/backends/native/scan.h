@@ -1,9 +1,25 @@
 /* The loops of linear.py for numbers of type REAL, order 1 in chunks. Included by loops.c for each type. */
 
+#define factors NAME(factors)
 #define faded NAME(faded)
 #define unfaded NAME(unfaded)
 #define lower NAME(lower)
 #define times NAME(times)
+
+/* exp(sign (clock - middle)) of a chunk, one for each row or for each number; none without a clock. Whole strips of memory. */
+static const REAL *factors(const double *clock, const double *middle, int64_t width, int64_t rows, double sign, REAL *into) {
+    if (!clock)
+        return NULL;
+    const int64_t all = (rows * width + STRIP - 1) / STRIP * STRIP;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t l = 0; l < width; l++)
+            into[r * width + l] = (REAL)(sign * (clock[r * width + l] - middle[l]));
+    for (int64_t l = rows * width; l < all; l++)
+        into[l] = 0;
+    for (int64_t l = 0; l < all; l += STRIP)
+        exponential(into + l);
+    return into;
+}
 
 /* x (rows x d) times a factor for each row, or for each number; x itself where there is none. */
 static const REAL *faded(const REAL *restrict x, const REAL *restrict factor, int64_t width, int64_t rows, int64_t d, REAL *restrict into) {
@@ -70,15 +86,19 @@ static void times(REAL *state, const REAL *factor, int64_t width, int64_t d, int
 static int NAME(scan_of)(const void *call, int64_t n) {
     const Scan *c = call;
     const int64_t C = c->chunk, d = c->d, e = c->e, T = c->tokens, wide = c->width, chunks = T / C;
-    REAL *Qs = aligned_alloc(64, (2 * C * d * sizeof(REAL) + 63) / 64 * 64), *Ks = Qs + C * d;
-    if (!Qs)
+    const int64_t strips = (C * most(wide, 1) + STRIP - 1) / STRIP * STRIP;
+    REAL *lates = aligned_alloc(64, ((2 * strips + 2 * C * d) * sizeof(REAL) + 63) / 64 * 64), *earlies = lates + strips;
+    REAL *Qs = earlies + strips, *Ks = Qs + C * d;
+    if (!lates)
         return 1;
     REAL *states = (REAL *)c->states + n * (chunks + 1) * d * e;
     memcpy(states, (const REAL *)c->state + n * d * e, d * e * sizeof(REAL));
     times(states, c->first ? (const REAL *)c->first + n * wide : NULL, wide, d, e);
     for (int64_t i = 0; i < chunks; i++, states += d * e) {
         const int64_t t = n * T + i * C;
-        const REAL *late = c->late ? (const REAL *)c->late + t * wide : NULL, *early = c->early ? (const REAL *)c->early + t * wide : NULL;
+        const double *middle = c->middle ? c->middle + (n * chunks + i) * wide : NULL;
+        const REAL *late = factors(c->ck ? c->ck + t * wide : NULL, middle, wide, C, -1, lates);
+        const REAL *early = factors(c->cq ? c->cq + t * wide : NULL, middle, wide, C, 1, earlies);
         const REAL *K = faded((const REAL *)c->k + t * d, late, wide, C, d, Ks), *V = (const REAL *)c->v + t * e;
         for (int64_t g = 0; g < c->group; g++) {
             const int64_t at = (n * c->group + g) * T + i * C;
@@ -93,7 +113,7 @@ static int NAME(scan_of)(const void *call, int64_t n) {
         product('T', 'N', d, e, C, K, d, V, e, 1, states + d * e, e);
         times(states + d * e, c->carry ? (const REAL *)c->carry + (n * chunks + i) * wide : NULL, wide, d, e);
     }
-    free(Qs);
+    free(lates);
     return 0;
 }
 
@@ -103,13 +123,17 @@ CALLED(scan)
 static int NAME(scan_backward_of)(const void *call, int64_t n) {
     const Scan *c = call;
     const int64_t C = c->chunk, d = c->d, e = c->e, T = c->tokens, wide = c->width, chunks = T / C;
-    REAL *Qs = aligned_alloc(64, ((2 * C * d + C * C) * sizeof(REAL) + 63) / 64 * 64), *Ks = Qs + C * d, *X = Ks + C * d;
-    if (!Qs)
+    const int64_t strips = (C * most(wide, 1) + STRIP - 1) / STRIP * STRIP;
+    REAL *lates = aligned_alloc(64, ((2 * strips + 2 * C * d + C * C) * sizeof(REAL) + 63) / 64 * 64), *earlies = lates + strips;
+    REAL *Qs = earlies + strips, *Ks = Qs + C * d, *X = Ks + C * d;
+    if (!lates)
         return 1;
     REAL *dS = (REAL *)c->dstate + n * d * e;
     for (int64_t i = chunks - 1; i >= 0; i--) {
         const int64_t t = n * T + i * C;
-        const REAL *late = c->late ? (const REAL *)c->late + t * wide : NULL, *early = c->early ? (const REAL *)c->early + t * wide : NULL;
+        const double *middle = c->middle ? c->middle + (n * chunks + i) * wide : NULL;
+        const REAL *late = factors(c->ck ? c->ck + t * wide : NULL, middle, wide, C, -1, lates);
+        const REAL *early = factors(c->cq ? c->cq + t * wide : NULL, middle, wide, C, 1, earlies);
         const REAL *K = faded((const REAL *)c->k + t * d, late, wide, C, d, Ks), *V = (const REAL *)c->v + t * e;
         const REAL *S = (const REAL *)c->states + (n * (chunks + 1) + i) * d * e;
         REAL *dV = (REAL *)c->dv + t * e, *dK = (REAL *)c->dk + t * d;
@@ -133,13 +157,15 @@ static int NAME(scan_backward_of)(const void *call, int64_t n) {
         unfaded(K, late, wide, C, d, -1, (REAL *)c->clock_k + t * wide, dK);
     }
     times(dS, c->first ? (const REAL *)c->first + n * wide : NULL, wide, d, e);
-    free(Qs);
+    free(lates);
     return 0;
 }
 
 CALLED(scan_backward)
 
 #undef product
+#undef exponential
+#undef factors
 #undef faded
 #undef unfaded
 #undef lower

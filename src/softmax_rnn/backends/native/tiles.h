@@ -438,7 +438,6 @@ static int NAME(softmax_backward_of)(const void *call, int64_t n) {
 
 CALLED(softmax_backward)
 
-#undef exponential
 #undef series
 #undef first_key
 #undef last_key
