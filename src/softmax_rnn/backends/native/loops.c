@@ -103,7 +103,7 @@ static int divided(Loop loop, const void *call, int64_t sequences, int threads) 
     int NAME(name)(const void *call, int64_t sequences, int threads) { return divided(NAME(name##_of), call, sequences, threads); }
 
 #define ROWS 64   /* queries of a tile */
-#define COLUMNS 512 /* keys of a tile: with 64 queries 128 KB of scores, which stay in the cache of a core */
+#define COLUMNS 1024 /* keys of a tile: with 64 queries 256 KB of scores, which stay in the cache of a core */
 #define STRIP 64  /* numbers that are turned into weights at a time, in registers */
 
 #define REAL float
@@ -117,6 +117,7 @@ static int divided(Loop loop, const void *call, int64_t sequences, int threads) 
 #define FAR 150.0f
 #define GONE -110.0
 #define FADED 20.0
+#define CALM 32.0
 #include "tiles.h"
 #include "scan.h"
 #undef REAL
@@ -130,6 +131,7 @@ static int divided(Loop loop, const void *call, int64_t sequences, int threads) 
 #undef FAR
 #undef GONE
 #undef FADED
+#undef CALM
 
 #define REAL double
 #define INT int64_t
@@ -142,5 +144,6 @@ static int divided(Loop loop, const void *call, int64_t sequences, int threads) 
 #define FAR 1400.0
 #define GONE -800.0
 #define FADED 40.0
+#define CALM 1e6
 #include "tiles.h"
 #include "scan.h"

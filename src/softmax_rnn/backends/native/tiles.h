@@ -10,6 +10,7 @@
 #define shares NAME(shares)
 #define total NAME(total)
 #define longest NAME(longest)
+#define since NAME(since)
 #define shift NAME(shift)
 #define alive NAME(alive)
 
@@ -226,10 +227,27 @@ static int NAME(weighted_backward_of)(const void *call, int64_t n) {
 
 CALLED(weighted_backward)
 
-/* softmax_s( x - bias + c_t - c_s ): the logits of a row of scores in place, -inf for padding; returns the largest. */
-static REAL shift(const Tiles *c, int64_t n, int64_t t, int64_t s, int64_t m, REAL *restrict x) {
+/* The clock of the first query less those of the keys of a tile, if it falls so little until the last query that floats are exact enough;
+   otherwise nothing. */
+static const REAL *since(const Tiles *c, int64_t n, int64_t i, int64_t end, int64_t j, int64_t width, REAL *into) {
+    if (!c->cq || !(c->cq[n * c->queries + i] - c->cq[n * c->queries + end - 1] < CALM))
+        return NULL;
+    const double first = c->cq[n * c->queries + i], *ck = c->ck + n * c->keys + j;
+    for (int64_t s = 0; s < width; s++)
+        into[s] = (REAL)(first - ck[s]);
+    return into;
+}
+
+/* softmax_s( x - bias + c_t - c_s ): the logits of a row of scores in place, -inf for padding; returns the largest. The row is the r-th
+   after query i; past: what since() says, from key s on. */
+static REAL shift(const Tiles *c, int64_t n, int64_t i, int64_t r, int64_t s, int64_t m, const REAL *restrict past, REAL *restrict x) {
     REAL top = -INFINITY;
-    if (c->cq) {
+    const int64_t t = i + r;
+    if (past) {
+        const REAL later = (REAL)(c->cq[n * c->queries + t] - c->cq[n * c->queries + i]);
+        for (int64_t l = 0; l < m; l++)
+            x[l] += past[l] + later;
+    } else if (c->cq) {
         const double now = c->cq[n * c->queries + t], *ck = c->ck + n * c->keys + s;
         for (int64_t l = 0; l < m; l++)
             x[l] += (REAL)(now - ck[l]);
@@ -347,7 +365,7 @@ static int NAME(softmax_of)(const void *call, int64_t n) {
     for (int64_t g = 0; g < c->group; g++)
         for (int64_t i = 0; i < c->queries; i += ROWS) {
             const int64_t end = least(i + ROWS, c->queries), rows = end - i, row = (n * c->group + g) * c->queries + i;
-            REAL *out = (REAL *)c->out + row * c->e, *lse = (REAL *)c->sums + row, tops[ROWS], sums[ROWS];
+            REAL *out = (REAL *)c->out + row * c->e, *lse = (REAL *)c->sums + row, tops[ROWS], sums[ROWS], times[COLUMNS];
             int64_t j, stop;
             for (int64_t r = 0; r < rows; r++)
                 tops[r] = -INFINITY, sums[r] = 0;
@@ -358,12 +376,13 @@ static int NAME(softmax_of)(const void *call, int64_t n) {
                 const int64_t key = n * c->keys + j;
                 product('N', 'T', rows, width, c->d, (const REAL *)c->q + row * c->d, c->d, (const REAL *)c->k + key * c->d, c->d, 0, X,
                         width);
+                const REAL *past = since(c, n, i, end, j, width, times);
                 for (int64_t r = 0; r < rows; r++) {
                     REAL *x = X + r * width;
                     const int64_t a = least(most(first_key(c, n, i + r) - j, 0), width), b = most(least(last_key(c, n, i + r) - j, width), a);
                     memset(x, 0, a * sizeof(REAL));
                     memset(x + b, 0, (width - b) * sizeof(REAL));
-                    REAL top = shift(c, n, i + r, j + a, b - a, x + a);
+                    REAL top = shift(c, n, i, r, j + a, b - a, past ? past + a : NULL, x + a);
                     top = top > tops[r] ? top : tops[r];
                     if (tops[r] != top && sums[r] != 0) { /* what is there was relative to a smaller one */
                         const REAL less = (REAL)exp((double)tops[r] - (double)top);
@@ -409,24 +428,28 @@ static int NAME(softmax_backward_of)(const void *call, int64_t n) {
                 const REAL *k = (const REAL *)c->k + key * c->d, *v = (const REAL *)c->v + key * c->e;
                 product('N', 'T', rows, width, c->d, q, c->d, k, c->d, 0, X, width);
                 product('N', 'T', rows, width, c->e, grad, c->e, v, c->e, 0, Y, width);
+                REAL times[COLUMNS], columns[COLUMNS];
+                const REAL *past = since(c, n, i, end, j, width, times);
+                memset(columns, 0, width * sizeof(REAL));
                 for (int64_t r = 0; r < rows; r++) {
                     REAL *x = X + r * width, *dx = Y + r * width;
                     const int64_t a = least(most(first_key(c, n, i + r) - j, 0), width), b = most(least(last_key(c, n, i + r) - j, width), a);
                     memset(x, 0, a * sizeof(REAL)), memset(dx, 0, a * sizeof(REAL));
                     memset(x + b, 0, (width - b) * sizeof(REAL)), memset(dx + b, 0, (width - b) * sizeof(REAL));
-                    shift(c, n, i + r, j + a, b - a, x + a);
+                    shift(c, n, i, r, j + a, b - a, past ? past + a : NULL, x + a);
                     shares(x + a, b - a, ((const REAL *)c->sums)[row + r]);
                     const REAL delta = ((const REAL *)c->gtotal)[row + r];
                     for (int64_t s = a; s < b; s++)
                         dx[s] = (dx[s] - delta) * x[s];
                     if (c->dck) {
-                        double *dck = c->dck + key;
                         for (int64_t s = a; s < b; s++)
-                            dck[s] -= dx[s];
+                            columns[s] += dx[s];
                         if (c->dcq)
                             c->dcq[n * c->queries + i + r] += total(dx + a, b - a);
                     }
                 }
+                for (int64_t s = 0; c->dck && s < width; s++)
+                    c->dck[key + s] -= columns[s];
                 product('T', 'N', width, c->e, rows, X, width, grad, c->e, 1, (REAL *)c->dv + key * c->e, c->e);
                 product('N', 'N', rows, c->d, width, Y, width, k, c->d, 1, (REAL *)c->dq + row * c->d, c->d);
                 product('T', 'N', width, c->d, rows, Y, width, q, c->d, 1, (REAL *)c->dk + key * c->d, c->d);
@@ -443,6 +466,7 @@ CALLED(softmax_backward)
 #undef last_key
 #undef reach
 #undef fades
+#undef since
 #undef shift
 #undef shares
 #undef total
