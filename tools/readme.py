@@ -29,6 +29,7 @@ FOLDERS = {
     "src/softmax_rnn/slots": "what a mechanism is made of; each slot declares its tensors",
     "src/softmax_rnn/forms": "the equivalent ways to compute it",
     "src/softmax_rnn/backends": "three primitives, and what computes them",
+    "src/softmax_rnn/backends/native": "the inner loops in C: what builds and calls them",
     "src/softmax_rnn/backends/triton": "the primitives as kernels for NVIDIA cards",
     "src/softmax_rnn/models": "Llama with any mechanism, and other people's models",
     "src/softmax_rnn/lab": "training that survives anything",

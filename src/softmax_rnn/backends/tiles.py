@@ -332,7 +332,7 @@ def _softmax_backward(
     group = q.shape[1]
     grad = torch.zeros_like(out) if grad is None else grad.contiguous()
     delta = (grad * out).sum(-1, keepdim=True)
-    delta = delta if dlse is None else delta - dlse
+    delta = delta if dlse is None else (delta - dlse).contiguous()
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dcq, dck = (None, None) if cq is None or ck is None else (torch.zeros_like(cq), torch.zeros_like(ck))
     dbias = None if bias is None else torch.zeros_like(bias)

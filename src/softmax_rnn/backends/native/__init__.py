@@ -230,7 +230,12 @@ def scan(name: str, q: Tensor, k: Tensor, v: Tensor, chunk: int, **others: Tenso
 
 
 def _addresses(**tensors: Tensor | None) -> dict[str, int]:
-    return {at: x.data_ptr() for at, x in tensors.items() if x is not None and x.numel()}
+    """Where C finds them."""
+    there = {at: x for at, x in tensors.items() if x is not None and x.numel()}
+    scattered = [at for at, x in there.items() if not x.is_contiguous()]
+    if scattered:  # C would read other numbers
+        raise ValueError(f"{', '.join(scattered)} must be contiguous")
+    return {at: x.data_ptr() for at, x in there.items()}
 
 
 def _share(name: str, call: ctypes.Structure, sequences: int, multiplications: int) -> None:
