@@ -85,7 +85,7 @@ def test_the_way_of_a_call_is_the_one_that_is_written_down():
     import softmax_rnn as sr
 
     assert len(re.findall(r"^\d+\. ", part("call"), re.MULTILINE)) == len(named(part("call"))) <= 8
-    q, k, v = torch.randn(3, 1, 2, 300, 4).unbind()
+    q, k, v = torch.randn(3, 1, 2, 600, 4).unbind()
     sr.attention(q, k, v, "taylor2")  # whatever is imported and cached the first time
     with Visited() as visited:
         sr.attention(q, k, v, "taylor2")

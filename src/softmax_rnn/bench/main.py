@@ -123,7 +123,7 @@ def others(path: Path, parts: list[str], about: dict[str, Any]) -> list[dict[str
     except (OSError, ValueError, TypeError, KeyError):
         raise UserError(f"{path} is not a file that bench wrote: give another one with --json.") from None
     same = ("cpu", "cores", "threads", "python", "torch", "loops")
-    if any(where.get(key) != about[key] for key in same):
+    if any(where.get(key) != about.get(key) for key in same):
         return []
     return [entry for entry in entries if entry["part"] not in parts]
 
