@@ -182,10 +182,11 @@ def test_explain_says_where_the_loops_are(monkeypatch):
     )
 
 
+@pytest.mark.parametrize("window", [None, 299])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("in_c", [True, False])
-def test_a_loud_key_is_heard_from_afar(in_c, dtype, padded, monkeypatch):
+def test_a_loud_key_is_heard_from_afar(in_c, dtype, padded, window, monkeypatch):
     """Decay of e^-150 and a score of 300: what decides whether a key is visited is both of them."""
     if not in_c:
         monkeypatch.setenv("SOFTMAX_RNN_NATIVE", "0")
@@ -194,7 +195,7 @@ def test_a_loud_key_is_heard_from_afar(in_c, dtype, padded, monkeypatch):
     k[:, :, 3] = torch.tensor([10.0, 0, 0, 0], dtype=dtype)
     fade = torch.full((1, 1, 300), -0.5, dtype=dtype)
     keep = torch.arange(300)[None] % 7 != 6 if padded else None
-    options = {"log_decay": fade, "scale": 1.0, "key_padding_mask": keep}
+    options = {"log_decay": fade, "scale": 1.0, "key_padding_mask": keep, "window": window}
     found = sr.attention(q, k, v, "fox", form="parallel", **options)
     torch.testing.assert_close(found, sr.attention(q, k, v, "fox", form="reference", **options), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found[0, 0, 299], v[0, 0, 3], rtol=1e-4, atol=1e-4)
