@@ -93,7 +93,7 @@ class RunTrainer(Trainer):
         first, began = self.compiled and self._grad_norm is None and self._open is None, time.monotonic()
         if first:
             self.bar.say("compiling: the first step takes long")
-        loss = super().training_step(model, inputs, num_items_in_batch)
+        loss = super().training_step(model, inputs | {"loss_only": True}, num_items_in_batch)
         if first:
             self._compiling = time.monotonic() - began
             self.bar.say(f"compiled: the first step took {self._compiling:.0f} s")
@@ -177,10 +177,10 @@ class RunTrainer(Trainer):
             batch = {name: tensor.to(self.args.device) for name, tensor in batch.items()}
             # Not compiled: the last batch is smaller, and every size would be compiled by itself.
             with torch.compiler.set_stance("force_eager") if self.compiled else contextlib.nullcontext():
-                out = model(**batch, num_items_in_batch=1)  # the loss is the sum over tokens
+                # The loss is the sum over tokens. Whether answers are right is a task's question only.
+                out = model(**batch, num_items_in_batch=1, loss_only=not isinstance(test, TaskRows))
             if mine:
                 labels = batch["labels"][:, shift:]
-                # For a text of a large vocabulary the share of right guesses would cost more than it says.
                 right = (
                     (out.logits[:, : out.logits.shape[1] - shift].argmax(-1) == labels).sum()
                     if isinstance(test, TaskRows)

@@ -33,8 +33,9 @@ from transformers import (
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
-from transformers.modeling_outputs import MaskedLMOutput
+from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaPreTrainedModel, LlamaRotaryEmbedding
+from transformers.utils.generic import can_return_tuple
 
 from ..errors import MechanismError, MechanismWarning, UserError
 from ..nn import ShortConv, starts
@@ -45,6 +46,7 @@ from . import masks
 from .attention import SoftmaxRnnAttention, ungated
 from .cache import layer_type
 from .folders import AUTO_MAP, write_card, write_stub
+from .loss import fits, head_loss
 
 
 @strict
@@ -301,6 +303,37 @@ class SoftmaxRnnForCausalLM(SoftmaxRnnPreTrainedModel, LlamaForCausalLM):
         self.generation_config.use_cache = True
         self.post_init()
 
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        loss_only: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """As Llama's. ``loss_only`` says that the loss is all that is wanted: the logits are left out where that is faster."""
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "past_key_values": past_key_values,
+            "inputs_embeds": inputs_embeds,
+            "use_cache": use_cache,
+        }
+        if not loss_only or labels is None or "shift_labels" in kwargs or not fits(self.lm_head):
+            return super().forward(**inputs, labels=labels, logits_to_keep=logits_to_keep, **kwargs)
+        items = kwargs.pop("num_items_in_batch", None)
+        body = self.model(**inputs, **kwargs)
+        following = nn.functional.pad(labels, (0, 1), value=-100)[:, 1:]
+        loss = head_loss(body.last_hidden_state, self.lm_head.weight, following, items)
+        return CausalLMOutputWithPast(loss=loss, past_key_values=body.past_key_values)
+
     @staticmethod
     def create_masks_for_generate(
         attention_mask: Tensor | None = None, past_key_values: Cache | None = None, **_: Any
@@ -340,16 +373,20 @@ class SoftmaxRnnForMaskedLM(SoftmaxRnnPreTrainedModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
+        loss_only: bool = False,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        """Logits for every token; the loss is over those whose label is not -100."""
+        """Logits for every token; the loss is over those whose label is not -100. ``loss_only`` as in the causal model."""
         return_dict, items = kwargs.pop("return_dict", None), kwargs.pop("num_items_in_batch", None)
         kwargs |= {"is_causal": False, "use_cache": False, "return_dict": True}
         body = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
-        logits = self.lm_head(body.last_hidden_state)
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, num_items_in_batch=items)
+        logits = loss = None
+        if loss_only and labels is not None and fits(self.lm_head):
+            loss = head_loss(body.last_hidden_state, self.lm_head.weight, labels, items)
+        else:
+            logits = self.lm_head(body.last_hidden_state)
+            if labels is not None:
+                loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, num_items_in_batch=items)
         out = MaskedLMOutput(loss=loss, logits=logits, hidden_states=body.hidden_states, attentions=body.attentions)
         return out.to_tuple() if return_dict is False else out  # type: ignore[return-value]
 
