@@ -56,7 +56,8 @@ def test_nothing_asked() -> None:
     labels = torch.full((2,), -100)
     assert head_loss(hidden, weight, labels).isnan()
     head_loss(hidden, weight, labels, items=2).backward()
-    assert hidden.grad is not None and not hidden.grad.any()
+    assert hidden.grad is not None
+    assert not hidden.grad.any()
 
 
 def _model(kind: type, **options: object) -> nn.Module:
