@@ -11,7 +11,7 @@ import yaml
 
 from softmax_rnn import cli
 from softmax_rnn.errors import UserError
-from softmax_rnn.paper import plan
+from softmax_rnn.paper import plan, read_options, results
 from softmax_rnn.paper.results import Results
 from softmax_rnn.paper.scales import SCALES, Cell
 from softmax_rnn.paper.summary import summarise
@@ -122,6 +122,39 @@ def test_nothing_run_draws_nothing(tmp_path: Path) -> None:
     report = summarise(tmp_path)
     assert report.counts["not run"] == len(report.claims)
     assert draw(report.figures, tmp_path / "figures") == []
+
+
+def test_a_claim_may_have_more_seeds_than_the_rest(tmp_path: Path) -> None:
+    quick = SCALES["quick"]
+    cells = [Cell(name, "tunes", seed=seed) for name in ("softmax", "norm", "linear_elu") for seed in range(4)]
+    noisy = {0: 0.0, 1: 0.4, 2: 0.5, 3: 0.45}  # with two seeds nobody knows
+    write_runs(tmp_path, quick, cells, lambda cell: 3 + noisy[cell.seed] * (cell.mechanism == "linear_elu"))
+    (tmp_path / "plan.json").unlink()
+    results.write_plan(tmp_path, results.Plan(quick, 2))
+    before = {claim.name: claim for claim in summarise(tmp_path).claims}
+    assert before["linear_clearly_worse"].tests[0].seeds == [0, 1]
+    results.write_plan(tmp_path, results.Plan(quick, 2, {"linear_clearly_worse": 4}))
+    results.write_plan(tmp_path, results.Plan(quick, 2, {"linear_clearly_worse": 3}))  # never fewer
+    results.write_plan(tmp_path, results.Plan(quick, 2))
+    report = summarise(tmp_path)
+    after = {claim.name: claim for claim in report.claims}
+    assert after["linear_clearly_worse"].tests[0].seeds == [0, 1, 2, 3]
+    assert after["linear_worse_than_norm"].tests[0].seeds == [0, 1]
+    assert len(after["linear_clearly_worse"].runs) == 8
+    curve = next(c for c in report.figures[0].panels[0].curves if c.mechanism == "softmax")
+    assert curve.seeds == [0, 1]  # figures show the seeds that all have
+    assert any("linear_clearly_worse --seeds 4" in command for command in report.commands)
+    # The same command again, without --seeds, asks for what is planned.
+    options = read_options(["linear_clearly_worse", "--scale", "cpu", "--out", str(tmp_path / "new")])
+    assert options.seeds == 3
+    assert options.plan.more == {"linear_clearly_worse": 3}
+
+
+@pytest.mark.parametrize("more", [{"norm_matches_softmax": 0}, {"norm_matches_softmax": "six"}, 5])
+def test_a_damaged_plan_of_more_seeds(tmp_path: Path, more: object) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps({"scale": "cpu", "seeds": 3, "more": more}))
+    with pytest.raises(UserError, match="damaged"):
+        results.read_plan(tmp_path)
 
 
 def test_figures_are_the_same_for_the_same_data(folder: Path, tmp_path: Path) -> None:

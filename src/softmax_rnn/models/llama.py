@@ -332,7 +332,7 @@ class SoftmaxRnnForCausalLM(SoftmaxRnnPreTrainedModel, LlamaForCausalLM):
         body = self.model(**inputs, **kwargs)
         following = nn.functional.pad(labels, (0, 1), value=-100)[:, 1:]
         loss = head_loss(body.last_hidden_state, self.lm_head.weight, following, items)
-        return CausalLMOutputWithPast(loss=loss, past_key_values=body.past_key_values)
+        return CausalLMOutputWithPast(loss=loss, past_key_values=body.past_key_values)  # type: ignore[arg-type]
 
     @staticmethod
     def create_masks_for_generate(
@@ -380,7 +380,8 @@ class SoftmaxRnnForMaskedLM(SoftmaxRnnPreTrainedModel):
         return_dict, items = kwargs.pop("return_dict", None), kwargs.pop("num_items_in_batch", None)
         kwargs |= {"is_causal": False, "use_cache": False, "return_dict": True}
         body = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
-        logits = loss = None
+        logits: Any = None
+        loss: Any = None
         if loss_only and labels is not None and fits(self.lm_head):
             loss = head_loss(body.last_hidden_state, self.lm_head.weight, labels, items)
         else:

@@ -2,6 +2,7 @@
 
     softmax-rnn reproduce quick                       minutes: recall order by order, five mechanisms on one corpus
     softmax-rnn reproduce all --scale cpu             every figure on a laptop, over as many sessions as it takes
+    softmax-rnn reproduce norm_matches_softmax --seeds 6   more seeds for one claim
     softmax-rnn reproduce fig2 --scale paper --dry-run
 
 Stop it in any way, and run the same command again: it continues where it stopped. Runs that several figures share are run once, and
@@ -26,7 +27,7 @@ from ..errors import UserError
 from ..lab.config import RunConfig
 from ..lab.sweep import ENDED, add_options, run_all, status
 from ..tasks.recall import configs, first
-from .figures import FIGURES, choose
+from .figures import FIGURES, choose, find_claim
 from .results import Plan, PlannedRun, Results, command, read_plan, write_plan
 from .scales import SCALES, Cell, Scale, scale
 
@@ -42,7 +43,7 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     parser = Parser(
         prog="softmax-rnn reproduce", description="The paper's figures and claims, from training to report."
     )
-    parser.add_argument("figure", help=f"{', '.join(FIGURES)} or all")
+    parser.add_argument("figure", help=f"{', '.join(FIGURES)}, all, or the name of a claim, for its runs alone")
     parser.add_argument("--scale", choices=[s for s in SCALES if s != "quick"], help="how large (default: cpu)")
     parser.add_argument("--seeds", type=whole(1, 100), help="how many seeds (quick and cpu: 3, paper: 1, early: 5)")
     parser.add_argument("--out", type=Path, help="where to put everything (default: out/SCALE)")
@@ -60,8 +61,14 @@ def read_options(argv: list[str]) -> argparse.Namespace:
         raise UserError("quick is a scale of its own: leave --scale out, or name a figure.")
     options.scale = scale("quick" if options.figure == "quick" else options.scale or "cpu")
     options.out = options.out or Path("out") / options.scale.name
-    planned = read_plan(options.out).seeds if (options.out / "plan.json").exists() else None
-    options.seeds = options.seeds or planned or options.scale.seeds
+    there = read_plan(options.out) if (options.out / "plan.json").exists() else Plan(options.scale, options.scale.seeds)
+    claim = find_claim(options.figure, options.scale)
+    options.seeds = options.seeds or (there.seeds if claim is None else len(there.seeds_of(claim.name)))
+    options.plan = (
+        Plan(options.scale, options.seeds)
+        if claim is None
+        else Plan(options.scale, there.seeds, {claim.name: options.seeds})
+    )
     return options
 
 
@@ -79,7 +86,7 @@ def main(argv: list[str]) -> int:
     if options.figure == "quick":
         runs = [*configs(*first(options.out)), *runs]
     _check(options, runs)
-    write_plan(options.out, Plan(options.scale, options.seeds))
+    write_plan(options.out, options.plan)
     code = run_all(runs, options, name=f"reproduce-{options.figure}") if runs else 0
     if code == 130 or options.slurm:
         return code
@@ -89,8 +96,10 @@ def main(argv: list[str]) -> int:
 
 
 def plan(figure: str, chosen: Scale, seeds: int, size: str | None = None) -> list[Cell]:
-    """The runs of a figure, or of all, each once; seed by seed, so that an early stop leaves something to see."""
-    found = [cell for f in choose(figure, chosen) for cell in f.cells(chosen, range(seeds))]
+    """The runs of a figure, of a claim, or of all, each once; seed by seed, so that an early stop leaves something to see."""
+    claim = find_claim(figure, chosen)
+    parts = choose(figure, chosen) if claim is None else [claim]
+    found = [cell for part in parts for cell in part.cells(chosen, range(seeds))]
     cells = [cell for cell in dict.fromkeys(found) if size in (None, cell.setting.size)]
     if not cells:
         raise UserError(f"{figure} has no runs of the size {size}.")

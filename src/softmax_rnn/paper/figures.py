@@ -24,6 +24,7 @@ from itertools import pairwise
 
 from ..errors import UserError
 from .claims import (
+    Claim,
     Figure,
     Panel,
     Test,
@@ -377,7 +378,12 @@ def choose(name: str, scale: Scale) -> list[Figure]:
     if name == "all":
         return of_scale(scale)
     if name not in FIGURES:
-        raise UserError(f"Unknown figure {name!r}; figures are {', '.join(FIGURES)} and all.")
+        raise UserError(f"Unknown figure {name!r}; figures are {', '.join(FIGURES)} and all. A claim's name does, too.")
     if FIGURES[name] not in of_scale(scale):
         raise UserError(f"The scale {scale.name} has no figure {name!r}: it is for --scale cpu.")
     return [FIGURES[name]]
+
+
+def find_claim(name: str, scale: Scale) -> Claim | None:
+    """The claim of that name, if it is one."""
+    return next((claim for figure in of_scale(scale) for claim in figure.claims if claim.name == name), None)

@@ -1,5 +1,6 @@
-"""A reproduction's folder: its plan (``plan.json``: which scale, how many seeds), what there is of the plan's runs, in folders or
-packed, and the example of a query that its page takes apart (``example.json``). What is missing or damaged is said, never invented.
+"""A reproduction's folder: its plan (``plan.json``: which scale, how many seeds, and claims that have more), what there is of the
+plan's runs, in folders or packed, and the example of a query that its page takes apart (``example.json``). What is missing or
+damaged is said, never invented.
 
 A run is found by its name and recognised by its configuration: what it says must be what the plan asks for, and options that did
 not exist when it was trained must have their defaults.
@@ -7,13 +8,14 @@ not exist when it was trained must have their defaults.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
 import shlex
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -34,10 +36,15 @@ Status = Literal["done", "diverged", "unfinished", "damaged", "missing"]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a reproduction folder is about: ``plan.json``."""
+    """What a reproduction folder is about: ``plan.json``. Single claims may have more seeds than the rest."""
 
     scale: Scale
     seeds: int
+    more: dict[str, int] = field(default_factory=dict)
+
+    def seeds_of(self, claim: str) -> range:
+        """The seeds that decide a claim."""
+        return range(max(self.seeds, self.more.get(claim, 0)))
 
 
 def read_plan(folder: Path) -> Plan:
@@ -45,8 +52,9 @@ def read_plan(folder: Path) -> Plan:
     file = folder / "plan.json"
     try:
         plan = json.loads(file.read_text())
-        if plan["scale"] in SCALES and isinstance(plan["seeds"], int) and plan["seeds"] > 0:
-            return Plan(scale(plan["scale"]), plan["seeds"])
+        more = dict(plan.get("more", {}))
+        if plan["scale"] in SCALES and all(isinstance(n, int) and n > 0 for n in (plan["seeds"], *more.values())):
+            return Plan(scale(plan["scale"]), plan["seeds"], more)
     except FileNotFoundError:
         raise UserError(
             f"{folder} has no plan.json: make one with softmax-rnn reproduce quick --out {folder}"
@@ -57,22 +65,24 @@ def read_plan(folder: Path) -> Plan:
 
 
 def write_plan(folder: Path, plan: Plan) -> None:
-    """Make the folder, and say in it what it is about; a plan that is there keeps its scale and the larger number of seeds."""
-    file, seeds = folder / "plan.json", plan.seeds
+    """Make the folder, and say in it what it is about; a plan that is there keeps its scale and the larger numbers of seeds."""
+    file, seeds, more = folder / "plan.json", plan.seeds, plan.more
     if file.exists():
         there = read_plan(folder)
         if there.scale.name != plan.scale.name:
             raise UserError(f"{folder} holds the scale {there.scale.name}: choose another --out.")
         seeds = max(seeds, there.seeds)
+        more = there.more | {claim: max(n, there.more.get(claim, 0)) for claim, n in more.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps({"scale": plan.scale.name, "seeds": seeds}) + "\n")
+        said = {"scale": plan.scale.name, "seeds": seeds} | ({"more": more} if more else {})
+        write_atomically(file, json.dumps(said) + "\n")
     except OSError as error:
         raise UserError(f"Cannot write to {folder} ({error.strerror}): choose another --out.") from None
 
 
 def command(figure: str, chosen: Scale, out: Path, seeds: int, *more: str) -> str:
-    """The command that makes a figure."""
+    """The command that makes a figure, or the runs of a claim."""
     words = ["softmax-rnn", "reproduce", figure]
     words += [] if chosen.name == "quick" else ["--scale", chosen.name]
     words += [] if seeds == chosen.seeds else ["--seeds", str(seeds)]
@@ -114,6 +124,12 @@ class Results:
     def __init__(self, scale: Scale, folder: Path, seeds: Sequence[int]) -> None:
         self.scale, self.folder, self.seeds = scale, folder, tuple(seeds)
         self._found: dict[Cell, PlannedRun] = {}
+
+    def over(self, seeds: Sequence[int]) -> Results:
+        """The same runs, of other seeds."""
+        same = copy.copy(self)
+        same.seeds = tuple(seeds)
+        return same
 
     def planned(self, cell: Cell) -> PlannedRun:
         """What there is of a cell."""

@@ -135,9 +135,11 @@ def summarise(folder: Path) -> Report:
     plan = read_plan(folder)
     results = Results(plan.scale, folder, range(plan.seeds))
     figures = of_scale(plan.scale)
-    claims = [_claim(claim, figure, results) for figure in figures for claim in figure.claims]
-    cells = dict.fromkeys(cell for figure in figures for cell in figure.cells(plan.scale, results.seeds))
-    runs = [results.planned(cell) for cell in cells]
+    stated = [(claim, figure) for figure in figures for claim in figure.claims]
+    claims = [_claim(claim, figure, results.over(plan.seeds_of(claim.name))) for claim, figure in stated]
+    cells = [cell for figure in figures for cell in figure.cells(plan.scale, results.seeds)]
+    cells += [cell for claim, _ in stated for cell in claim.cells(plan.scale, plan.seeds_of(claim.name))]
+    runs = [results.planned(cell) for cell in dict.fromkeys(cells)]
     whole = "quick" if plan.scale.name == "quick" else "all"
     return Report(
         title="Softmax attention, taken apart",
@@ -153,6 +155,7 @@ def summarise(folder: Path) -> Report:
         environment=results.environment,
         commands=[
             command(whole, plan.scale, _out(results), plan.seeds),
+            *(command(claim, plan.scale, _out(results), seeds) for claim, seeds in plan.more.items()),
             f"softmax-rnn report {shlex.quote(str(folder))}",
         ],
         made=results.last_day,
