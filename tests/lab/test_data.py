@@ -27,7 +27,13 @@ from softmax_rnn.lab.tokenizer import END, TokenizerConfig, Tokens, load_tokeniz
 
 @pytest.mark.parametrize(
     ("name", "documents", "megabytes", "sign"),
-    [("stdlib", 500, 5, "import "), ("sotu", 200, 10, "Congress"), ("tunes", 3000, 1, "K:")],
+    [
+        ("stdlib", 500, 5, "import "),
+        ("sotu", 200, 10, "Congress"),
+        ("tunes", 3000, 1, "K:"),
+        ("sympy", 500, 10, "import "),
+        ("torch", 1500, 30, "import "),
+    ],
 )
 def test_corpora_without_download(name: str, documents: int, megabytes: int, sign: str) -> None:
     corpus = open_corpus(name)

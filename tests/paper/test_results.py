@@ -11,10 +11,10 @@ import yaml
 
 from softmax_rnn import cli
 from softmax_rnn.errors import UserError
-from softmax_rnn.paper import plan, read_options, results
+from softmax_rnn.paper import cost, plan, read_options, results
 from softmax_rnn.paper.results import Results
 from softmax_rnn.paper.scales import SCALES, Cell
-from softmax_rnn.paper.summary import summarise
+from softmax_rnn.paper.summary import build, summarise
 from softmax_rnn.report.data import Spread
 from softmax_rnn.report.drawing import draw
 
@@ -148,6 +148,22 @@ def test_a_claim_may_have_more_seeds_than_the_rest(tmp_path: Path) -> None:
     options = read_options(["linear_clearly_worse", "--scale", "cpu", "--out", str(tmp_path / "new")])
     assert options.seeds == 3
     assert options.plan.more == {"linear_clearly_worse": 3}
+
+
+def test_the_night_has_one_figure_and_decides_nothing(tmp_path: Path) -> None:
+    night = SCALES["night"]
+    write_runs(tmp_path, night, plan("fig2", night, 1), lambda cell: 3.0 + 0.2 * (cell.mechanism == "gate"))
+    report = summarise(tmp_path)
+    assert [figure.name for figure in report.figures] == ["fig2"]
+    assert [curve.mechanism for curve in report.figures[0].panels[0].curves] == ["softmax", "norm", "gate"]
+    assert report.claims == []
+    assert "one seed" in report.setting
+    assert "4.7 million parameters" in report.setting
+    assert round(cost(night.config(Cell("norm", "torch"), tmp_path)).parameters / 1e6, 1) == 4.7
+    assert [file.name for file in draw(report.figures, tmp_path / "figures")] == ["fig2.svg"]
+    assert build(tmp_path) == 0
+    with pytest.raises(UserError, match="no figure 'fig3'"):
+        plan("fig3", night, 1)
 
 
 @pytest.mark.parametrize("more", [{"norm_matches_softmax": 0}, {"norm_matches_softmax": "six"}, 5])

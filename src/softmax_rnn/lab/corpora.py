@@ -84,6 +84,8 @@ PACKAGED = {
     ),
     # SymPy, which comes with torch: mathematics written in Python. BSD licence.
     "sympy": _Packaged("BSD-3-Clause", _sympy_files),
+    # The Python part of torch itself: the largest of these, and always there. BSD licence.
+    "torch": _Packaged("BSD-3-Clause", lambda: _package_files("torch", "**/*.py")),
 }
 
 # The paper's three: the authors' names on the hub.

@@ -59,7 +59,7 @@ def read_plan(folder: Path) -> Plan:
         raise UserError(
             f"{folder} has no plan.json: make one with softmax-rnn reproduce quick --out {folder}"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
     raise UserError(f"{file} is damaged: delete it and run softmax-rnn reproduce with --out {folder} again.")
 

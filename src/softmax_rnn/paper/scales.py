@@ -1,5 +1,6 @@
-"""How large the experiments are: ``quick`` (minutes), ``cpu`` (a night on a laptop), ``paper`` (section 4 and appendix D);
-``early`` is what ``cpu`` was in the first edition, less than a quarter as long.
+"""How large the experiments are: ``quick`` (minutes), ``cpu`` (every figure, some nights on a laptop), ``night`` (figure 2 alone, with
+a model twenty times as large), ``paper`` (section 4 and appendix D); ``early`` is what ``cpu`` was in the first edition, less than a
+quarter as long.
 
 A scale turns a ``Cell`` (what is trained, on which text, in which setting, with which seed) into the configuration of a run. The
 laptop scales keep the paper's design (one base setting, a larger model, rows four times as long, three corpora) and shrink its
@@ -179,6 +180,19 @@ def _laptop(size: Size) -> RunConfig:
     )
 
 
+def _night(size: Size) -> RunConfig:
+    if size != "base":
+        raise UserError("The scale night has figure 2 alone: other sizes are for --scale cpu.")
+    shape = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_hidden_layers": 4}
+    return RunConfig(
+        data=DataConfig("torch", length=256, test_fraction=0.005),
+        tokenizer=TokenizerConfig("bpe", 4096),
+        model=ModelConfig("softmax", "micro", shape),
+        train=TrainConfig(steps=4000, warmup=400, lr=2e-3, batch=16, eval_every=200, log_every=20),
+        run=RunSettings(save_every=200, keep=1, threads=1),
+    )
+
+
 def _early(size: Size) -> RunConfig:
     base = _laptop(size)
     train = replace(base.train, steps=450, warmup=45, lr=3e-3, eval_every=50, log_every=10)
@@ -219,6 +233,14 @@ SCALES = {
         _laptop,
         "A very small Llama (213,000 parameters) on three corpora that stand in for The Pile, SlimPajama and FineWeb: the "
         "source of Python's library, the source of SymPy, and the speeches of US presidents to Congress.",
+    ),
+    "night": Scale(
+        "night",
+        {"torch": "code"},
+        "torch",
+        1,
+        _night,
+        "Figure 2 alone, at a larger size: a Llama of 4.7 million parameters on the source of torch.",
     ),
     "early": Scale(
         "early",
