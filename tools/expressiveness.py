@@ -68,8 +68,8 @@ def arena(name: str) -> str:
     return "\n".join([*lines, *(["", f"{missing} more were planned and not run."] if missing else [])])
 
 
-def measured(test: dict) -> str:
-    """A test as a few words: the statistic, its interval over the seeds, and whether a match is an equivalence."""
+def measured(test: dict, usual: int | None = None) -> str:
+    """A test as a few words: the statistic, its interval over the seeds, how many if unusual, and whether a match is an equivalence."""
     what = test["text"].removesuffix(", test loss").removesuffix(", spikes")
     if test["mean"] is None or test["verdict"] == "not testable here":
         return f"{what}: {test['note'] or test['verdict']}"
@@ -77,7 +77,8 @@ def measured(test: dict) -> str:
     interval = ", one seed" if test["low"] is None else f" [{test['low']:+.{digits}f}, {test['high']:+.{digits}f}]"
     unit = " spikes" if test["unit"].startswith("spikes") else ""
     beside = " (equivalent)" if test["equivalent"] == "holds" else ""
-    return f"{what}: {test['mean']:+.{digits}f}{unit}{interval}{beside}"
+    more = f", {len(test['seeds'])} seeds" if usual is not None and len(test["seeds"]) > usual else ""
+    return f"{what}: {test['mean']:+.{digits}f}{unit}{interval}{more}{beside}"
 
 
 def progress() -> str:

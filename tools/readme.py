@@ -312,12 +312,13 @@ def verdict_head(found: dict) -> list[str]:
 def verdict_lines(found: dict, only: Sequence[str] | None = None) -> list[str]:
     """A line of a table for each claim."""
     lines = []
+    usual = json.loads((ROOT / "results" / found["scale"] / "plan.json").read_text())["seeds"]
     for claim in found["claims"]:
         if only is None or claim["name"] in only:
             decided = claim["verdict"] in ("holds", "does not hold")
             mark = f"**{claim['verdict']}**" if decided else claim["verdict"]
             section = f"{claim['section']}, ours" if claim["ours"] else claim["section"]
-            tests = [measured(test) for test in claim["tests"] if test["verdict"] != "not run"]
+            tests = [measured(test, usual) for test in claim["tests"] if test["verdict"] != "not run"]
             lines.append(f"| {section} | {claim['sentence']} | {mark} | {'<br>'.join(tests)} |")
     return lines
 

@@ -59,8 +59,8 @@ def main(argv: list[str]) -> int:
 
 
 def _write(folder: Path, model: Any, tokenizer: Any, name: str, facts: dict[str, str]) -> None:
+    from .models.config import SoftmaxRnnConfig
     from .models.folders import card, patched_card
-    from .models.llama import SoftmaxRnnConfig
 
     folder.mkdir()
     kind, count = type(model).__name__, model.num_parameters()

@@ -6,7 +6,9 @@ when they first meet one of our folders.
     masks.py        padding and packed documents, as ``attention`` wants them
     attention.py    the layer: Llama's attention, except for one call
     cache.py        a cache layer of constant size, for kernels that have a finite state
-    llama.py        the configuration, the body and its heads; named sizes
+    config.py       the configuration, and named sizes
+    llama.py        the body and its heads
+    loss.py         the last layer and the loss in one pass
     patching.py     swap the attention of a pretrained model
     recognising.py  which modules of it call an attention function, and whether ours can stand in
     authors.py      checkpoints of the paper's own code
@@ -15,11 +17,11 @@ when they first meet one of our folders.
 
 from .authors import load_authors as load_authors
 from .cache import cache_bytes as cache_bytes
+from .config import SIZES as SIZES
+from .config import SoftmaxRnnConfig as SoftmaxRnnConfig
 from .folders import load_model as load_model
 from .folders import load_tokenizer as load_tokenizer
 from .folders import smollm2_path as smollm2_path
-from .llama import SIZES as SIZES
-from .llama import SoftmaxRnnConfig as SoftmaxRnnConfig
 from .llama import SoftmaxRnnForCausalLM as SoftmaxRnnForCausalLM
 from .llama import SoftmaxRnnForMaskedLM as SoftmaxRnnForMaskedLM
 from .llama import SoftmaxRnnForSequenceClassification as SoftmaxRnnForSequenceClassification

@@ -28,8 +28,9 @@ from ..slots.kernels import Linear, Taylor
 from ..slots.mechanism import Mechanism
 from ..slots.presets import AUTHORS
 from .attention import SoftmaxRnnAttention
+from .config import SoftmaxRnnConfig
 from .folders import read_weights
-from .llama import SoftmaxRnnConfig, SoftmaxRnnForCausalLM
+from .llama import SoftmaxRnnForCausalLM
 
 TYPES = {
     **AUTHORS,

@@ -30,7 +30,7 @@ from ..slots.mechanism import Mechanism
 from .patching import restore
 
 if TYPE_CHECKING:
-    from .llama import SoftmaxRnnConfig
+    from .config import SoftmaxRnnConfig
 
 
 def load_model(
