@@ -75,10 +75,12 @@ def measured(test: dict, usual: int | None = None) -> str:
         return f"{what}: {test['note'] or test['verdict']}"
     digits = 3 if test["unit"] == "of the answers" else 2
     interval = ", one seed" if test["low"] is None else f" [{test['low']:+.{digits}f}, {test['high']:+.{digits}f}]"
-    unit = " spikes" if test["unit"].startswith("spikes") else ""
+    unit = " spikes per run" if test["unit"].startswith("spikes") else ""
+    spikes = (test["note"] or "").partition("spikes: ")[2]  # their number says more than an interval
+    counted = f" ({spikes})" if spikes else ""
     beside = " (equivalent)" if test["equivalent"] == "holds" else ""
     more = f", {len(test['seeds'])} seeds" if usual is not None and len(test["seeds"]) > usual else ""
-    return f"{what}: {test['mean']:+.{digits}f}{unit}{interval}{more}{beside}"
+    return f"{what}: {test['mean']:+.{digits}f}{unit}{interval}{more}{beside}{counted}"
 
 
 def progress() -> str:

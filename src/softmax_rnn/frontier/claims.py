@@ -43,9 +43,9 @@ class Contrast(Test):
             return None
         return sum(weight * value for weight, value in values if value is not None)
 
-    def silent(self, results: Any) -> bool:
-        """Never: nothing here counts spikes."""
-        return False
+    def tally(self, results: Any) -> dict[str, int]:
+        """Nothing here counts spikes."""
+        return {}
 
 
 def _contrast(text: str, parts: Parts, region: Region, equal: Region | None = None, longest: bool = False) -> Contrast:

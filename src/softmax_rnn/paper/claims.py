@@ -85,10 +85,13 @@ class Test:
             )
         return total
 
-    def silent(self, results: Results) -> bool:
-        """True if it counts spikes and no run has any."""
-        cells = [cell for seed in results.seeds for cell in self.cells(results.scale, seed)]
-        return self.metric == "spikes" and not any(results.final(cell, "spikes") for cell in cells)
+    def tally(self, results: Results) -> dict[str, int]:
+        """How many spikes each mechanism has in all runs; nothing for other metrics."""
+        counted: dict[str, int] = {}
+        for term in self.terms if self.metric == "spikes" else ():
+            cells = [cell for seed in results.seeds for cell in term.cells(results.scale, seed)]
+            counted[f"{term.mechanism} in {len(cells)} runs"] = sum(int(results.final(c, "spikes") or 0) for c in cells)
+        return counted
 
 
 @dataclass(frozen=True)
@@ -230,8 +233,12 @@ def run_test(test: Test, results: Results) -> Judgement:
     mean, low, high = interval(list(values.values()))
     if missing or both:
         return Judgement(test, values, mean, low, high, "inconclusive", note)
-    if test.silent(results):
+    tally = test.tally(results)
+    if tally and not any(tally.values()):
         return Judgement(test, values, mean, low, high, "not testable here", "no run had a loss spike")
+    if tally:
+        spikes = "spikes: " + ", ".join(f"{name} {many}" for name, many in tally.items())
+        note = f"{note}; {spikes}" if note else spikes
     equivalent = None if test.equivalence is None else judge(low, high, test.equivalence)
     return Judgement(test, values, mean, low, high, judge(low, high, test.region), note, equivalent)
 
