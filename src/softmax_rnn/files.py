@@ -78,7 +78,7 @@ def parse_yaml(text: str, name: str) -> Any:
     """YAML as plain data; ``name`` is where the text comes from."""
     import yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, ten times as fast, where libyaml is there
+    loader = _loader(name)
     try:
         _check_depth(text, name, loader)
         value = yaml.load(io.StringIO(text), loader)
@@ -90,6 +90,26 @@ def parse_yaml(text: str, name: str) -> Any:
     except RecursionError:
         raise UserError(f"{name} is nested too deeply.") from None
     return value
+
+
+def _loader(name: str) -> Any:
+    """YAML's own, which lets the last of two values win in silence, but for that."""
+    import yaml
+
+    fast: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, ten times as fast, where libyaml is there
+
+    class Loader(fast):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen = set()
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                if key.value in seen:
+                    raise UserError(
+                        f"{name} has {key.value!r} a second time in line {key.start_mark.line + 1}: keep one."
+                    )
+                seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+    return Loader
 
 
 def _check_depth(text: str, name: str, loader: Any) -> None:

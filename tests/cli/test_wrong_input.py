@@ -84,6 +84,8 @@ def test_train_options(refused: Refused, options: list[str], says: str) -> None:
         (b"run: {root: null}", "run.root must be text, got None"),
         (b"train: 3", "train is a group of options"),
         (b"3: 4", "has the key 3"),
+        (b"seed: 1\ntrain: {lr: 1}\nseed: 2", "has 'seed' a second time in line 3: keep one"),
+        (b"train: {lr: 1, lr: 2}", "has 'lr' a second time in line 1: keep one"),
         (b"seed: 2020-13-45", "is not YAML that can be used: month must be in 1..12"),
         (b"seed: 2020-10-10", "where text or a number belongs"),
         (b"preset: [a]", "Unknown preset ['a']"),
