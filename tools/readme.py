@@ -6,7 +6,9 @@ python tools/readme.py --check    say whether anything would change (exit code 1
 
 import ast
 import json
+import math
 import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -323,6 +325,61 @@ def verdict_lines(found: dict, only: Sequence[str] | None = None) -> list[str]:
     return lines
 
 
+NORMS = {  # a norm -> the mechanisms that have it, with scores clamped and not
+    "L2": ("norm_clamp", "norm"),
+    "L2, times √d": ("norm_large_clamp", "norm_large"),
+    "RMS": ("rms", "rms_free"),
+    "RMS, weight 1/√d": ("rms_small", "rms_small_free"),
+    "layer": ("layer", "layer_free"),
+    "layer, weight 1/√d": ("layer_small", "layer_small_free"),
+}
+
+
+def norms() -> str:
+    """Final test losses of the norms, large and small, clamped and not: mean and range over the seeds."""
+    losses = finals_of(summary("cpu"))
+
+    def cell(mechanism: str) -> str:
+        found = [loss for seed in "012" if (loss := losses.get((mechanism, "base", seed))) is not None]
+        return f"{statistics.fmean(found):.3f} ({min(found):.3f} to {max(found):.3f})" if found else "not run"
+
+    lines = ["| norm | scores clamped at 5 | not clamped |", "|---|---|---|"]
+    return "\n".join([*lines, *(f"| {name} | {cell(a)} | {cell(b)} |" for name, (a, b) in NORMS.items())])
+
+
+def finals_of(found: dict) -> dict[tuple[str, str, str], float]:
+    """(mechanism, setting, seed) -> final test loss on the main corpus; infinite where a run diverged."""
+    out = {}
+    for run in found["runs"]:
+        keys = run["keys"]
+        if keys["corpus"] == "sotu" and run["status"] in ("done", "diverged"):
+            loss = math.inf if run["status"] == "diverged" else run["test_loss"]
+            out[keys["mechanism"], keys["setting"], keys["seed"]] = loss
+    return out
+
+
+def stability() -> str:
+    """Loss against the learning rate, and the sensitivity, of every mechanism."""
+    from softmax_rnn.paper.claims import interval, sensitivity
+    from softmax_rnn.paper.figures import FREE, STABLE
+    from softmax_rnn.paper.scales import GRID, RATES, UNCLIPPED
+
+    losses, worst = finals_of(summary("cpu")), math.log(1024)
+    rows = [(name, GRID) for name in dict.fromkeys(STABLE + FREE)] + [(n, UNCLIPPED) for n in ("gate", "gate_free")]
+    rates = [f"{rate:g}" for rate in RATES]
+    lines = [f"| mechanism | {' | '.join(rates)} | sensitivity |", "|---" * (len(rates) + 2) + "|"]
+    for name, grid in rows:
+        seeds = [[losses.get((name, str(setting), str(seed))) for setting in grid] for seed in range(3)]
+        whole = [[min(x, worst) for x in seed if x is not None] for seed in seeds]
+        if any(len(seed) < len(grid) for seed in whole):
+            continue
+        mean, low, high = interval([sensitivity(seed, worst) for seed in whole])
+        means = [f"{statistics.fmean(column):.2f}" for column in zip(*whole, strict=True)]
+        called = f"`{name}`" + ("" if grid is GRID else ", gradients not clipped")
+        lines.append(f"| {called} | {' | '.join(means)} | {mean:.2f} [{low:.2f}, {high:.2f}] |")
+    return "\n".join(lines)
+
+
 def inspections() -> str:
     """The committed inspections side by side."""
     from softmax_rnn.microscope.results import compare, folders, load
@@ -359,7 +416,7 @@ PARTS = {
     "docs/expressiveness.md": expressiveness.PARTS,
     "docs/mechanisms.md": {"field": mechanisms},
     "README.md": {"verdicts": headline, "recall": recall, "bench": bench},
-    "docs/paper.md": {"verdicts": verdicts, "early": early},
+    "docs/paper.md": {"stability": stability, "norms": norms, "verdicts": verdicts, "early": early},
     "docs/files.md": {"tree": tree},
     "docs/performance.md": {"measurements": measurements, "compiled": compiled, "roofline": roofline},
     "docs/microscope.md": {"inspections": inspections},
