@@ -233,6 +233,11 @@ COUNTED = {
 }
 
 
+CAPTIONS = {  # of the drawing that README shows
+    "headline": "Final test losses. Left: how far above softmax a model ends when a part is replaced, the mean of three seeds and "
+    "their range. Right: the series cut at an order, and the full mechanisms as lines.",
+    "fig4": "Loss against tokens read: the mean over three seeds, and a band from the lowest to the highest.",
+}
 EARLY = " *(450 steps)*"  # marks what the longer scale has not run yet
 
 
@@ -259,6 +264,8 @@ def headline() -> str:
             f"Of all {len(longer['claims'])} claims, {words}. [The whole table](docs/paper.md#verdicts).",
             "",
             f"![Test loss of softmax and of what replaces it](results/cpu/figures/{figure}.svg)",
+            "",
+            f"*{CAPTIONS[figure]} The paper's own scale (300M parameters) is there as `--scale paper` and has not been run.*",
         ]
     )
 
