@@ -306,6 +306,33 @@ def early() -> str:
     return "\n".join([*verdict_head(found), *verdict_lines(found)])
 
 
+def night() -> str:
+    """The larger model, once it has been trained: losses on the way, and the curves."""
+    if not (ROOT / "results/night/summary.json").exists():
+        return ""
+    found = summary("night")
+    curves = [curve for curve in found["figures"][0]["panels"][0]["curves"] if curve["final_test"]]
+    tokens = curves[0]["test"]["x"]
+    shown = [len(tokens) * quarter // 4 - 1 for quarter in (1, 2, 3, 4)]
+
+    def losses(curve: dict) -> str:
+        return " | ".join(f"{curve['test']['mean'][i]:.3f}" for i in shown)
+
+    lines = [
+        "## A larger model",
+        "",
+        f"{found['setting']} One seed decides nothing; it shows whether a larger model goes the same way. `{found['commands'][0]}`",
+        "",
+        f"| test loss after | {' | '.join(f'{tokens[i] / 1e6:.1f} million tokens' for i in shown)} |",
+        "|---" * 5 + "|",
+        *(f"| {curve['label']} | {losses(curve)} |" for curve in curves),
+        "",
+        "![Softmax, norm and gate in a larger model](../results/night/figures/fig2.svg)",
+        "",
+    ]
+    return "\n".join(lines)
+
+
 def summary(scale: str) -> dict:
     """The committed results of a scale."""
     return json.loads((ROOT / "results" / scale / "summary.json").read_text())
@@ -423,7 +450,7 @@ PARTS = {
     "docs/expressiveness.md": expressiveness.PARTS,
     "docs/mechanisms.md": {"field": mechanisms},
     "README.md": {"verdicts": headline, "recall": recall, "bench": bench},
-    "docs/paper.md": {"stability": stability, "norms": norms, "verdicts": verdicts, "early": early},
+    "docs/paper.md": {"stability": stability, "norms": norms, "verdicts": verdicts, "night": night, "early": early},
     "docs/files.md": {"tree": tree},
     "docs/performance.md": {"measurements": measurements, "compiled": compiled, "roofline": roofline},
     "docs/microscope.md": {"inspections": inspections},

@@ -18,9 +18,10 @@ __all__ = ["browser"]  # the fixture
 
 ROOT = Path(__file__).parents[2]
 ENDED = ("done", "diverged")
+SCALES = [name for name in ("cpu", "early", "night") if (ROOT / "results" / name / "plan.json").exists()]
 
 
-@pytest.fixture(scope="module", params=["cpu", "early"])
+@pytest.fixture(scope="module", params=SCALES)
 def committed(request: pytest.FixtureRequest) -> Report:
     with contextlib.chdir(ROOT):
         return summarise(Path("results") / request.param)
@@ -50,6 +51,11 @@ def test_the_figures_show_these_numbers(committed: Report) -> None:
 
 
 def test_the_docs_show_these_verdicts(committed: Report) -> None:
+    if not committed.claims:  # one seed: losses in their place
+        final = [f"{c.final_test.mean:.3f} |" for c in committed.figures[0].panels[0].curves if c.final_test]
+        ends = [line[-1] for line in table("docs/paper.md", committed.scale) if "test loss after" not in line[0]]
+        assert ends == final
+        return
     lines = table("docs/paper.md", "early" if committed.scale == "early" else "verdicts")
     assert [(line[1], line[2].strip("*")) for line in lines] == [(c.sentence, c.verdict) for c in committed.claims]
 
