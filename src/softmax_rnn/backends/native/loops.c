@@ -106,6 +106,51 @@ static int divided(Loop loop, const void *call, int64_t sequences, int threads) 
 #define COLUMNS 1024 /* keys of a tile: with 64 queries 256 KB of scores, which stay in the cache of a core */
 #define STRIP 64  /* numbers that are turned into weights at a time, in registers */
 
+/* A block of queries of one head, and a tile of the keys that they see. */
+typedef struct {
+    int64_t n, i, rows, row; /* queries [i, i + rows) of sequence n; row is the place of the first among all */
+    int64_t j, width, key;   /* keys [j, j + width); key is the place of the first among all */
+} Part;
+
+/* The block of queries from i on of the g-th head that shares the keys of sequence n; no tile yet. */
+static inline Part block(const Tiles *c, int64_t n, int64_t g, int64_t i) {
+    return (Part){.n = n, .i = i, .rows = least(ROWS, c->queries - i), .row = (n * c->group + g) * c->queries + i};
+}
+
+/* The next tile, from p->j on at first; 0 if there is none before stop. */
+static inline int tile(const Tiles *c, Part *p, int64_t stop) {
+    p->j += p->width;
+    p->width = least(COLUMNS, stop - p->j);
+    p->key = p->n * c->keys + p->j;
+    return p->width > 0;
+}
+
+/* What a query sees of the keys: [first, last). */
+static inline int64_t first_key(const Tiles *c, int64_t n, int64_t t) { return c->lo ? c->lo[n * c->bounds + t] : 0; }
+
+static inline int64_t last_key(const Tiles *c, int64_t n, int64_t t) {
+    return c->hi ? c->hi[n * c->bounds + t] : c->causal ? c->keys - c->queries + t + 1 : c->keys;
+}
+
+/* The first key in [a, b) whose clock is above past: the clock falls, so that all before it have faded. NaN is above everything. */
+static int64_t later(const Tiles *c, int64_t n, int64_t a, int64_t b, double now, double past) {
+    const double *ck = c->ck + n * c->keys;
+    while (a < b) {
+        const int64_t middle = (a + b) / 2;
+        if (now - ck[middle] <= past)
+            a = middle + 1;
+        else
+            b = middle;
+    }
+    return a;
+}
+
+/* What the r-th query of a block sees of a tile: its columns [a, b). */
+static inline void seen(const Tiles *c, const Part *p, int64_t r, int64_t *a, int64_t *b) {
+    *a = least(most(first_key(c, p->n, p->i + r) - p->j, 0), p->width);
+    *b = most(least(last_key(c, p->n, p->i + r) - p->j, p->width), *a);
+}
+
 #define REAL float
 #define INT int32_t
 #define NAME(x) x##_float

@@ -3,8 +3,10 @@
 #define product NAME(product)
 #define exponential NAME(exponential)
 #define series NAME(series)
-#define first_key NAME(first_key)
-#define last_key NAME(last_key)
+#define scores NAME(scores)
+#define slopes NAME(slopes)
+#define gradients NAME(gradients)
+#define clear NAME(clear)
 #define reach NAME(reach)
 #define fades NAME(fades)
 #define shares NAME(shares)
@@ -64,32 +66,44 @@ static inline void series(const Series *s, const REAL *restrict x, REAL *restric
             w[l] *= root * x[l];
 }
 
-/* What a query sees of the keys: [first, last). */
-static inline int64_t first_key(const Tiles *c, int64_t n, int64_t t) { return c->lo ? c->lo[n * c->bounds + t] : 0; }
-
-static inline int64_t last_key(const Tiles *c, int64_t n, int64_t t) {
-    return c->hi ? c->hi[n * c->bounds + t] : c->causal ? c->keys - c->queries + t + 1 : c->keys;
+/* q k^T of a tile. */
+static void scores(const Tiles *c, const Part *p, REAL *X) {
+    product('N', 'T', p->rows, p->width, c->d, (const REAL *)c->q + p->row * c->d, c->d, (const REAL *)c->k + p->key * c->d, c->d, 0, X,
+            p->width);
 }
 
-/* The keys that any of the queries [i, end) sees and that have not faded for all of them. */
-static void reach(const Tiles *c, int64_t n, int64_t i, int64_t end, int64_t *begin, int64_t *stop) {
-    *begin = c->keys, *stop = 0;
-    for (int64_t t = i; t < end; t++) {
-        *begin = least(*begin, first_key(c, n, t));
-        *stop = most(*stop, last_key(c, n, t));
+/* dO v^T of a tile. */
+static void slopes(const Tiles *c, const Part *p, REAL *Y) {
+    product('N', 'T', p->rows, p->width, c->e, (const REAL *)c->grad + p->row * c->e, c->e, (const REAL *)c->v + p->key * c->e, c->e, 0, Y,
+            p->width);
+}
+
+/* dv += X^T dO, dq += Y k, dk += Y^T q: what the weights X and the gradients Y of a tile's scores add. */
+static void gradients(const Tiles *c, const Part *p, const REAL *X, const REAL *Y) {
+    const REAL *q = (const REAL *)c->q + p->row * c->d, *k = (const REAL *)c->k + p->key * c->d;
+    const REAL *grad = (const REAL *)c->grad + p->row * c->e;
+    product('T', 'N', p->width, c->e, p->rows, X, p->width, grad, c->e, 1, (REAL *)c->dv + p->key * c->e, c->e);
+    product('N', 'N', p->rows, c->d, p->width, Y, p->width, k, c->d, 1, (REAL *)c->dq + p->row * c->d, c->d);
+    product('T', 'N', p->width, c->d, p->rows, Y, p->width, q, c->d, 1, (REAL *)c->dk + p->key * c->d, c->d);
+}
+
+/* 0 in a row outside of [a, b). */
+static inline void clear(REAL *x, int64_t a, int64_t b, int64_t width) {
+    memset(x, 0, a * sizeof(REAL));
+    memset(x + b, 0, (width - b) * sizeof(REAL));
+}
+
+/* The keys that any query of a block sees and that have not faded for all of them: from p->j to what it returns. */
+static int64_t reach(const Tiles *c, Part *p) {
+    int64_t stop = 0;
+    p->j = c->keys;
+    for (int64_t t = p->i; t < p->i + p->rows; t++) {
+        p->j = least(p->j, first_key(c, p->n, t));
+        stop = most(stop, last_key(c, p->n, t));
     }
-    if (c->cq) { /* the clock falls: what has faded for the first of the queries has for all */
-        int64_t a = *begin, b = *stop;
-        const double *ck = c->ck + n * c->keys, now = c->cq[n * c->queries + i];
-        while (a < b) {
-            const int64_t middle = (a + b) / 2;
-            if (now - ck[middle] <= GONE)
-                a = middle + 1;
-            else /* also NaN, which is to be seen */
-                b = middle;
-        }
-        *begin = a;
-    }
+    if (c->cq) /* what has faded for the first of the queries has for all */
+        p->j = later(c, p->n, p->j, stop, c->cq[p->n * c->queries + p->i], GONE);
+    return stop;
 }
 
 /* exp(c_t - c_s) of a strip, 0 for padding; 1 where there is neither. */
@@ -118,18 +132,15 @@ static int NAME(weighted_of)(const void *call, int64_t n) {
     const int faded = c->cq || c->keep;
     for (int64_t g = 0; g < c->group; g++)
         for (int64_t i = 0; i < c->queries; i += ROWS) {
-            const int64_t end = least(i + ROWS, c->queries), rows = end - i, row = (n * c->group + g) * c->queries + i;
-            int64_t j, stop;
-            reach(c, n, i, end, &j, &stop);
-            for (int64_t width; j < stop; j += width) {
-                width = least(COLUMNS, stop - j);
-                product('N', 'T', rows, width, c->d, (const REAL *)c->q + row * c->d, c->d, (const REAL *)c->k + (n * c->keys + j) * c->d,
-                        c->d, 0, X, width);
-                for (int64_t r = 0; r < rows; r++) {
-                    REAL *x = X + r * width, sums[STRIP] = {0};
-                    const int64_t a = least(most(first_key(c, n, i + r) - j, 0), width), b = most(least(last_key(c, n, i + r) - j, width), a);
-                    memset(x, 0, a * sizeof(REAL));
-                    memset(x + b, 0, (width - b) * sizeof(REAL));
+            Part p = block(c, n, g, i);
+            const int64_t stop = reach(c, &p);
+            while (tile(c, &p, stop)) {
+                scores(c, &p, X);
+                for (int64_t r = 0; r < p.rows; r++) {
+                    REAL *x = X + r * p.width, sums[STRIP] = {0};
+                    int64_t a, b;
+                    seen(c, &p, r, &a, &b);
+                    clear(x, a, b, p.width);
                     for (int64_t s = a; s < b; s += STRIP) {
                         const int64_t m = least(STRIP, b - s);
                         REAL y[STRIP] = {0}, w[STRIP], f[STRIP];
@@ -138,7 +149,7 @@ static int NAME(weighted_of)(const void *call, int64_t n) {
                             y[l] = y[l] > (REAL)c->limit ? (REAL)c->limit : y[l];
                         series(&c->weight, y, w);
                         if (faded) {
-                            fades(c, n, i + r, j + s, m, f);
+                            fades(c, n, i + r, p.j + s, m, f);
                             for (int l = 0; l < STRIP; l++)
                                 w[l] *= f[l];
                         }
@@ -150,11 +161,11 @@ static int NAME(weighted_of)(const void *call, int64_t n) {
                         REAL sum = 0;
                         for (int l = 0; l < STRIP; l++)
                             sum += sums[l];
-                        ((REAL *)c->sums)[row + r] += sum;
+                        ((REAL *)c->sums)[p.row + r] += sum;
                     }
                 }
-                product('N', 'N', rows, c->e, width, X, width, (const REAL *)c->v + (n * c->keys + j) * c->e, c->e, 1,
-                        (REAL *)c->out + row * c->e, c->e);
+                product('N', 'N', p.rows, c->e, p.width, X, p.width, (const REAL *)c->v + p.key * c->e, c->e, 1,
+                        (REAL *)c->out + p.row * c->e, c->e);
             }
         }
     free(X);
@@ -172,22 +183,18 @@ static int NAME(weighted_backward_of)(const void *call, int64_t n) {
     const int faded = c->cq || c->keep, same = c->weight.terms < 0;
     for (int64_t g = 0; g < c->group; g++)
         for (int64_t i = 0; i < c->queries; i += ROWS) {
-            const int64_t end = least(i + ROWS, c->queries), rows = end - i, row = (n * c->group + g) * c->queries + i;
-            const REAL *q = (const REAL *)c->q + row * c->d, *grad = (const REAL *)c->grad + row * c->e;
-            int64_t j, stop;
-            reach(c, n, i, end, &j, &stop);
-            for (int64_t width; j < stop; j += width) {
-                width = least(COLUMNS, stop - j);
-                const int64_t key = n * c->keys + j;
-                const REAL *k = (const REAL *)c->k + key * c->d, *v = (const REAL *)c->v + key * c->e;
-                product('N', 'T', rows, width, c->d, q, c->d, k, c->d, 0, X, width);
-                product('N', 'T', rows, width, c->e, grad, c->e, v, c->e, 0, Y, width);
-                for (int64_t r = 0; r < rows; r++) {
-                    REAL *x = X + r * width, *dx = Y + r * width;
-                    const REAL dz = c->gtotal ? ((const REAL *)c->gtotal)[row + r] : 0;
-                    const int64_t a = least(most(first_key(c, n, i + r) - j, 0), width), b = most(least(last_key(c, n, i + r) - j, width), a);
-                    memset(x, 0, a * sizeof(REAL)), memset(dx, 0, a * sizeof(REAL));
-                    memset(x + b, 0, (width - b) * sizeof(REAL)), memset(dx + b, 0, (width - b) * sizeof(REAL));
+            Part p = block(c, n, g, i);
+            const int64_t stop = reach(c, &p);
+            while (tile(c, &p, stop)) {
+                scores(c, &p, X);
+                slopes(c, &p, Y);
+                for (int64_t r = 0; r < p.rows; r++) {
+                    REAL *x = X + r * p.width, *dx = Y + r * p.width;
+                    const REAL dz = c->gtotal ? ((const REAL *)c->gtotal)[p.row + r] : 0;
+                    int64_t a, b;
+                    seen(c, &p, r, &a, &b);
+                    clear(x, a, b, p.width);
+                    clear(dx, a, b, p.width);
                     for (int64_t s = a; s < b; s += STRIP) {
                         const int64_t m = least(STRIP, b - s);
                         REAL given[STRIP] = {0}, y[STRIP], w[STRIP], slope[STRIP], f[STRIP], dw[STRIP] = {0};
@@ -203,22 +210,20 @@ static int NAME(weighted_backward_of)(const void *call, int64_t n) {
                         for (int l = 0; l < STRIP; l++)
                             dw[l] = given[l] > (REAL)c->limit ? 0 : (dw[l] + dz) * slope[l];
                         if (faded) {
-                            fades(c, n, i + r, j + s, m, f);
+                            fades(c, n, i + r, p.j + s, m, f);
                             for (int l = 0; l < STRIP; l++)
                                 w[l] *= f[l], dw[l] *= f[l];
                         }
                         memcpy(x + s, w, m * sizeof(REAL));
                         memcpy(dx + s, dw, m * sizeof(REAL));
                         if (c->dones) {
-                            REAL *ones = (REAL *)c->dones + key + s;
+                            REAL *ones = (REAL *)c->dones + p.key + s;
                             for (int64_t l = 0; l < m; l++)
                                 ones[l] += w[l] * dz;
                         }
                     }
                 }
-                product('T', 'N', width, c->e, rows, X, width, grad, c->e, 1, (REAL *)c->dv + key * c->e, c->e);
-                product('N', 'N', rows, c->d, width, Y, width, k, c->d, 1, (REAL *)c->dq + row * c->d, c->d);
-                product('T', 'N', width, c->d, rows, Y, width, q, c->d, 1, (REAL *)c->dk + key * c->d, c->d);
+                gradients(c, &p, X, Y);
             }
         }
     free(X);
@@ -229,36 +234,39 @@ CALLED(weighted_backward)
 
 /* The clock of the first query less those of the keys of a tile, if it falls so little until the last query that floats are exact enough;
    otherwise nothing. */
-static const REAL *since(const Tiles *c, int64_t n, int64_t i, int64_t end, int64_t j, int64_t width, REAL *into) {
-    if (!c->cq || !(c->cq[n * c->queries + i] - c->cq[n * c->queries + end - 1] < CALM))
+static const REAL *since(const Tiles *c, const Part *p, REAL *into) {
+    if (!c->cq)
         return NULL;
-    const double first = c->cq[n * c->queries + i], *ck = c->ck + n * c->keys + j;
-    for (int64_t s = 0; s < width; s++)
-        into[s] = (REAL)(first - ck[s]);
+    const double *cq = c->cq + p->n * c->queries + p->i, *ck = c->ck + p->key;
+    if (!(cq[0] - cq[p->rows - 1] < CALM))
+        return NULL;
+    for (int64_t s = 0; s < p->width; s++)
+        into[s] = (REAL)(cq[0] - ck[s]);
     return into;
 }
 
-/* softmax_s( x - bias + c_t - c_s ): the logits of a row of scores in place, -inf for padding; returns the largest. The row is the r-th
-   after query i; past: what since() says, from key s on. */
-static REAL shift(const Tiles *c, int64_t n, int64_t i, int64_t r, int64_t s, int64_t m, const REAL *restrict past, REAL *restrict x) {
-    REAL top = -INFINITY;
-    const int64_t t = i + r;
+/* softmax_s( x - bias + c_t - c_s ): the logits of the r-th row of a tile in place, columns [a, b), -inf for padding; returns the largest.
+   past: what since() says. */
+static REAL shift(const Tiles *c, const Part *p, int64_t r, int64_t a, int64_t b, const REAL *restrict past, REAL *restrict row) {
+    REAL top = -INFINITY, *restrict x = row + a;
+    const int64_t m = b - a;
+    const double *cq = c->cq ? c->cq + p->n * c->queries + p->i : NULL;
     if (past) {
-        const REAL later = (REAL)(c->cq[n * c->queries + t] - c->cq[n * c->queries + i]);
+        const REAL after = (REAL)(cq[r] - cq[0]);
         for (int64_t l = 0; l < m; l++)
-            x[l] += past[l] + later;
+            x[l] += past[a + l] + after;
     } else if (c->cq) {
-        const double now = c->cq[n * c->queries + t], *ck = c->ck + n * c->keys + s;
+        const double now = cq[r], *ck = c->ck + p->key + a;
         for (int64_t l = 0; l < m; l++)
             x[l] += (REAL)(now - ck[l]);
     }
     if (c->bias) {
-        const REAL *bias = (const REAL *)c->bias + n * c->keys + s;
+        const REAL *bias = (const REAL *)c->bias + p->key + a;
         for (int64_t l = 0; l < m; l++)
             x[l] -= bias[l];
     }
     if (c->keep) {
-        const uint8_t *keep = c->keep + n * c->keys + s;
+        const uint8_t *keep = c->keep + p->key + a;
         for (int64_t l = 0; l < m; l++)
             x[l] = keep[l] ? x[l] : -INFINITY;
     }
@@ -325,15 +333,17 @@ static double longest(const Tiles *c, int64_t n) {
 /* As reach; but a key has faded when its weight cannot be e^-FADED of its row, whatever its direction. A row's sum is at least the weight
    of its newest key, for which D = 1 (the clock stands still at padding, so also where that is not the last). With a bias on the keys
    nothing is left out. */
-static void alive(const Tiles *c, int64_t n, int64_t row, int64_t i, int64_t end, double farthest, int64_t *begin, int64_t *stop) {
-    *begin = c->keys, *stop = 0;
+static int64_t alive(const Tiles *c, Part *p, double farthest) {
+    const int64_t n = p->n;
+    int64_t stop = 0;
     double latest = -INFINITY;
-    for (int64_t t = i; t < end; t++) {
-        const int64_t last = last_key(c, n, t);
-        *begin = least(*begin, first_key(c, n, t));
-        *stop = most(*stop, last);
+    p->j = c->keys;
+    for (int64_t r = 0; r < p->rows; r++) {
+        const int64_t last = last_key(c, n, p->i + r);
+        p->j = least(p->j, first_key(c, n, p->i + r));
+        stop = most(stop, last);
         if (c->cq && last > 0) {
-            const REAL *q = (const REAL *)c->q + (row + t - i) * c->d, *k = (const REAL *)c->k + (n * c->keys + last - 1) * c->d;
+            const REAL *q = (const REAL *)c->q + (p->row + r) * c->d, *k = (const REAL *)c->k + (n * c->keys + last - 1) * c->d;
             double size = 0, own = 0;
             for (int64_t l = 0; l < c->d; l++)
                 size += (double)q[l] * q[l], own += (double)q[l] * k[l];
@@ -342,17 +352,9 @@ static void alive(const Tiles *c, int64_t n, int64_t row, int64_t i, int64_t end
             latest = newest <= latest || latest != latest ? latest : newest; /* once NaN, it stays so */
         }
     }
-    if (!c->cq || c->bias)
-        return;
-    int64_t a = *begin, b = *stop;
-    while (a < b) { /* the clock falls */
-        const int64_t middle = (a + b) / 2;
-        if (latest - c->ck[n * c->keys + middle] <= -FADED)
-            a = middle + 1;
-        else
-            b = middle;
-    }
-    *begin = a;
+    if (c->cq && !c->bias)
+        p->j = later(c, n, p->j, stop, latest, -FADED);
+    return stop;
 }
 
 /* O = softmax(x) v, and in total the log-sum-exp; a row that sees nothing has 0 and 0. */
@@ -364,25 +366,21 @@ static int NAME(softmax_of)(const void *call, int64_t n) {
     const double farthest = c->cq ? longest(c, n) : 0;
     for (int64_t g = 0; g < c->group; g++)
         for (int64_t i = 0; i < c->queries; i += ROWS) {
-            const int64_t end = least(i + ROWS, c->queries), rows = end - i, row = (n * c->group + g) * c->queries + i;
-            REAL *out = (REAL *)c->out + row * c->e, *lse = (REAL *)c->sums + row, tops[ROWS], sums[ROWS], times[COLUMNS];
-            int64_t j, stop;
-            for (int64_t r = 0; r < rows; r++)
+            Part p = block(c, n, g, i);
+            const int64_t stop = alive(c, &p, farthest);
+            REAL *out = (REAL *)c->out + p.row * c->e, *lse = (REAL *)c->sums + p.row, tops[ROWS], sums[ROWS], times[COLUMNS];
+            for (int64_t r = 0; r < p.rows; r++)
                 tops[r] = -INFINITY, sums[r] = 0;
-            memset(out, 0, rows * c->e * sizeof(REAL));
-            alive(c, n, row, i, end, farthest, &j, &stop);
-            for (int64_t width; j < stop; j += width) {
-                width = least(COLUMNS, stop - j);
-                const int64_t key = n * c->keys + j;
-                product('N', 'T', rows, width, c->d, (const REAL *)c->q + row * c->d, c->d, (const REAL *)c->k + key * c->d, c->d, 0, X,
-                        width);
-                const REAL *past = since(c, n, i, end, j, width, times);
-                for (int64_t r = 0; r < rows; r++) {
-                    REAL *x = X + r * width;
-                    const int64_t a = least(most(first_key(c, n, i + r) - j, 0), width), b = most(least(last_key(c, n, i + r) - j, width), a);
-                    memset(x, 0, a * sizeof(REAL));
-                    memset(x + b, 0, (width - b) * sizeof(REAL));
-                    REAL top = shift(c, n, i, r, j + a, b - a, past ? past + a : NULL, x + a);
+            memset(out, 0, p.rows * c->e * sizeof(REAL));
+            while (tile(c, &p, stop)) {
+                scores(c, &p, X);
+                const REAL *past = since(c, &p, times);
+                for (int64_t r = 0; r < p.rows; r++) {
+                    REAL *x = X + r * p.width;
+                    int64_t a, b;
+                    seen(c, &p, r, &a, &b);
+                    clear(x, a, b, p.width);
+                    REAL top = shift(c, &p, r, a, b, past, x);
                     top = top > tops[r] ? top : tops[r];
                     if (tops[r] != top && sums[r] != 0) { /* what is there was relative to a smaller one */
                         const REAL less = (REAL)exp((double)tops[r] - (double)top);
@@ -393,12 +391,12 @@ static int NAME(softmax_of)(const void *call, int64_t n) {
                     tops[r] = top;
                     sums[r] += shares(x + a, b - a, top > -INFINITY ? top : 0);
                 }
-                product('N', 'N', rows, c->e, width, X, width, (const REAL *)c->v + key * c->e, c->e, 1, out, c->e);
+                product('N', 'N', p.rows, c->e, p.width, X, p.width, (const REAL *)c->v + p.key * c->e, c->e, 1, out, c->e);
             }
-            for (int64_t r = 0; r < rows; r++) {
-                const int seen = sums[r] != 0;
-                const REAL part = seen ? 1 / sums[r] : 0;
-                lse[r] = seen ? tops[r] + (REAL)log((double)sums[r]) : 0;
+            for (int64_t r = 0; r < p.rows; r++) {
+                const int any = sums[r] != 0;
+                const REAL part = any ? 1 / sums[r] : 0;
+                lse[r] = any ? tops[r] + (REAL)log((double)sums[r]) : 0;
                 for (int64_t l = 0; l < c->e; l++)
                     out[r * c->e + l] *= part;
             }
@@ -418,27 +416,23 @@ static int NAME(softmax_backward_of)(const void *call, int64_t n) {
     const double farthest = c->cq ? longest(c, n) : 0;
     for (int64_t g = 0; g < c->group; g++)
         for (int64_t i = 0; i < c->queries; i += ROWS) {
-            const int64_t end = least(i + ROWS, c->queries), rows = end - i, row = (n * c->group + g) * c->queries + i;
-            const REAL *q = (const REAL *)c->q + row * c->d, *grad = (const REAL *)c->grad + row * c->e;
-            int64_t j, stop;
-            alive(c, n, row, i, end, farthest, &j, &stop);
-            for (int64_t width; j < stop; j += width) {
-                width = least(COLUMNS, stop - j);
-                const int64_t key = n * c->keys + j;
-                const REAL *k = (const REAL *)c->k + key * c->d, *v = (const REAL *)c->v + key * c->e;
-                product('N', 'T', rows, width, c->d, q, c->d, k, c->d, 0, X, width);
-                product('N', 'T', rows, width, c->e, grad, c->e, v, c->e, 0, Y, width);
+            Part p = block(c, n, g, i);
+            const int64_t stop = alive(c, &p, farthest);
+            while (tile(c, &p, stop)) {
+                scores(c, &p, X);
+                slopes(c, &p, Y);
                 REAL times[COLUMNS], columns[COLUMNS];
-                const REAL *past = since(c, n, i, end, j, width, times);
-                memset(columns, 0, width * sizeof(REAL));
-                for (int64_t r = 0; r < rows; r++) {
-                    REAL *x = X + r * width, *dx = Y + r * width;
-                    const int64_t a = least(most(first_key(c, n, i + r) - j, 0), width), b = most(least(last_key(c, n, i + r) - j, width), a);
-                    memset(x, 0, a * sizeof(REAL)), memset(dx, 0, a * sizeof(REAL));
-                    memset(x + b, 0, (width - b) * sizeof(REAL)), memset(dx + b, 0, (width - b) * sizeof(REAL));
-                    shift(c, n, i, r, j + a, b - a, past ? past + a : NULL, x + a);
-                    shares(x + a, b - a, ((const REAL *)c->sums)[row + r]);
-                    const REAL delta = ((const REAL *)c->gtotal)[row + r];
+                const REAL *past = since(c, &p, times);
+                memset(columns, 0, p.width * sizeof(REAL));
+                for (int64_t r = 0; r < p.rows; r++) {
+                    REAL *x = X + r * p.width, *dx = Y + r * p.width;
+                    int64_t a, b;
+                    seen(c, &p, r, &a, &b);
+                    clear(x, a, b, p.width);
+                    clear(dx, a, b, p.width);
+                    shift(c, &p, r, a, b, past, x);
+                    shares(x + a, b - a, ((const REAL *)c->sums)[p.row + r]);
+                    const REAL delta = ((const REAL *)c->gtotal)[p.row + r];
                     for (int64_t s = a; s < b; s++)
                         dx[s] = (dx[s] - delta) * x[s];
                     if (c->dck) {
@@ -448,11 +442,9 @@ static int NAME(softmax_backward_of)(const void *call, int64_t n) {
                             c->dcq[n * c->queries + i + r] += total(dx + a, b - a);
                     }
                 }
-                for (int64_t s = 0; c->dck && s < width; s++)
-                    c->dck[key + s] -= columns[s];
-                product('T', 'N', width, c->e, rows, X, width, grad, c->e, 1, (REAL *)c->dv + key * c->e, c->e);
-                product('N', 'N', rows, c->d, width, Y, width, k, c->d, 1, (REAL *)c->dq + row * c->d, c->d);
-                product('T', 'N', width, c->d, rows, Y, width, q, c->d, 1, (REAL *)c->dk + key * c->d, c->d);
+                for (int64_t s = 0; c->dck && s < p.width; s++)
+                    c->dck[p.key + s] -= columns[s];
+                gradients(c, &p, X, Y);
             }
         }
     free(X);
@@ -462,8 +454,10 @@ static int NAME(softmax_backward_of)(const void *call, int64_t n) {
 CALLED(softmax_backward)
 
 #undef series
-#undef first_key
-#undef last_key
+#undef scores
+#undef slopes
+#undef gradients
+#undef clear
 #undef reach
 #undef fades
 #undef since
