@@ -22,6 +22,7 @@ import re
 from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -161,12 +162,12 @@ class RunConfig:
             return float(self.train.clip)
         return 1.0 if any(map(is_gated, self.model.values())) else 0.0
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """Names everything that decides the result."""
         return content_hash(asdict(self))
 
-    @property
+    @cached_property
     def folder(self) -> Path:
         """Where the run lives: ``runs/<name>-<hash>``."""
         if self.run.folder is not None:
