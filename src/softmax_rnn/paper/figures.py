@@ -245,8 +245,8 @@ STABILITY = Figure(
     "S1",
     "4.1, 4.5",
     "How sensitive is training to the learning rate?",
-    "Final test loss after 500 steps against the learning rate. A flat line is a stable mechanism. The paper clips gradients only "
-    "where there is a gate, and clamps scores at 5 for all but softmax and the L2 norm.",
+    "Final test loss after 500 steps against the learning rate. A flat line is a stable mechanism; where a line ends, a run diverged. "
+    "The paper clips gradients only where there is a gate, and clamps scores at 5 for all but softmax and the L2 norm.",
     lambda scale: (
         Panel("as in the paper", scale.main, STABLE, GRID),
         Panel("scores not clamped", scale.main, FREE, GRID),
