@@ -2,9 +2,8 @@
 
     softmax-rnn train --preset laptop --config run.yaml --model.mechanism norm --train.steps 500 --print-config
 
-Later wins: the preset, then the files, then the options. ``run`` says how and where the work is done, everything else what is
-computed: the content hash that names the folder covers the latter only, so a run may go on with other workers, another tracker or
-another number of processes, and never with another learning rate.
+Later wins: the preset, then the files, then the options. ``run`` says how and where the work is done, everything else what is computed:
+the hash that names the folder covers the latter only, so a run may go on with other workers or processes, never another learning rate.
 
 Presets are recipes: functions that return a complete configuration. To make one, copy a function and change two lines. ``paper`` is
 appendix D with the details of the authors' training script that the appendix leaves out (eps, the horizon of the decay, evaluation
