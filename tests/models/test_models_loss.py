@@ -51,6 +51,15 @@ def test_gradients_of_it() -> None:
     assert torch.autograd.gradcheck(lambda h, w: head_loss(h, w, labels), (hidden, weight))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_loss_may_be_changed_in_place(dtype: torch.dtype) -> None:
+    hidden, weight = torch.ones(2, 3, dtype=dtype, requires_grad=True), torch.ones(4, 3, dtype=dtype)
+    loss = head_loss(hidden, weight, torch.tensor([1, 2]), items=1)
+    loss *= 2
+    loss.backward()
+    assert hidden.grad is not None
+
+
 def test_nothing_asked() -> None:
     hidden, weight = torch.ones(2, 3, requires_grad=True), torch.ones(4, 3)
     labels = torch.full((2,), -100)
@@ -108,3 +117,34 @@ def test_not_taken_where_the_plain_loss_differs() -> None:
     assert not fits(nn.Linear(4, 8, bias=False, device="meta"))
     with torch.autocast("cpu", torch.bfloat16):
         assert not fits(head)
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_torch_accepts_the_operator(wanted: bool) -> None:
+    hidden, weight = (torch.randn(n, 3, dtype=torch.float64).requires_grad_(wanted) for n in (4, 6))
+    labels = torch.tensor([1, -100, 5, 0])
+    torch.library.opcheck(torch.ops.softmax_rnn.head_loss.default, (hidden, weight, labels, wanted))
+
+
+def test_under_torch_func() -> None:
+    hidden, weight = torch.randn(4, 3, dtype=torch.float64), torch.randn(6, 3, dtype=torch.float64)
+    labels = torch.tensor([1, -100, 5, 0])
+    found = torch.func.grad(head_loss)(hidden, weight, labels)
+    wanted = torch.func.grad(_plain)(hidden, weight, labels, None)
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.slow
+def test_compiled_in_one_graph() -> None:
+    ids = torch.randint(0, 50, (2, 20), generator=torch.Generator().manual_seed(1))
+    found = []
+    for compiled in (True, False):
+        model = _model(SoftmaxRnnForCausalLM)
+        if compiled:
+            model.compile(dynamic=False, fullgraph=True)
+        out = model(input_ids=ids, labels=ids, loss_only=True, use_cache=False)
+        assert out.logits is None
+        out.loss *= 2  # as a trainer does
+        out.loss.backward()
+        found.append([out.loss.detach(), *(p.grad for p in model.parameters())])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-7)
