@@ -182,11 +182,11 @@ SPEED = (  # what the README shows: our work, its shape, what it is compared wit
 
 
 def bench() -> str:
-    """Five measured ratios in words."""
-    found = {(r["name"], r["shape"], r["anchor_name"]): r["ratio"] for r in BENCH["records"]}
-    lines = [*bench_head(), "| work | compared with | time |", "|---|---|---|"]
-    for name, shape, anchor, ours, theirs in SPEED:
-        lines.append(f"| {ours} | {theirs} | {times(found[name, shape, anchor])} |")
+    """Five measured ratios in words, on both machines."""
+    found = [{(r["name"], r["shape"], r["anchor_name"]): r["ratio"] for r in m["records"]} for m in (BENCH, AMD)]
+    lines = [*bench_head(), "| work | compared with | Intel | AMD |", "|---|---|---|---|"]
+    for *key, ours, theirs in SPEED:
+        lines.append(f"| {ours} | {theirs} | {' | '.join(times(ratios[tuple(key)]) for ratios in found)} |")
     return "\n".join(lines)
 
 
@@ -196,7 +196,7 @@ def times(ratio: float) -> str:
 
 
 def bench_head() -> list[str]:
-    return [f"{machine(BENCH)}: `make bench`.", ""]
+    return [f"{machine(BENCH)}; {machine(AMD)}: `make bench`.", ""]
 
 
 def machine(record: dict) -> str:
@@ -205,7 +205,7 @@ def machine(record: dict) -> str:
 
 
 def measurements() -> str:
-    """The measured ratios, one by one; beside them those of an earlier version on another machine."""
+    """The measured ratios, one by one, on both machines."""
 
     def key(r: dict) -> tuple[str, ...]:
         return r["name"], r["shape"], r["anchor_name"], r["dtype"]
@@ -214,9 +214,9 @@ def measurements() -> str:
         return "" if r is None else f"{r['ratio']:.2f}" if r["met"] else f"**{r['ratio']:.2f}**"
 
     there = {key(r): r for r in AMD["records"]}
-    lines = [f"{machine(BENCH)} (`bench.json`)  ", f"{machine(AMD)}, before the loops in C (`amd.json`)  "]
+    lines = [f"{machine(BENCH)} (`bench.json`)  ", f"{machine(AMD)} (`amd.json`)  "]
     lines += ["Ours / theirs; **bold** is more than the target.", ""]
-    lines += ["| work | shape | against | target | Intel | AMD, before |", "|---|---|---|---|---|---|"]
+    lines += ["| work | shape | against | target | Intel | AMD |", "|---|---|---|---|---|---|"]
     for r in targets():
         shape = f"{r['shape']}{', ' + r['dtype'] if r['dtype'] not in ('float32', '-') else ''}"
         cells = (r["name"], shape, r["anchor_name"], f"≤ {r['target']:.2f}", ratio(r), ratio(there.get(key(r))))

@@ -44,7 +44,7 @@ def run(quick: bool = False) -> Iterator[Comparison]:
     for contests in (against_dense(T // 2, few), linear_time(T * 4, few), against_packages(max(T, 256), 2 * few)):
         for contest in contests:
             yield from contest.run()
-    yield from growth([64] if quick else [8192, 16384, 32768, 65536], min(n, 4))
+    yield from growth([64] if quick else [8192, 16384, 32768, 65536], 1 if quick else 10)
     yield from curves((32, 64) if quick else (64, 128, 256, 512, 1024, 2048, 4096), min(n, 3))
 
 
