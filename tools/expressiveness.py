@@ -80,7 +80,15 @@ def measured(test: dict, usual: int | None = None) -> str:
     counted = f" ({spikes})" if spikes else ""
     beside = " (equivalent)" if test["equivalent"] == "holds" else ""
     more = f", {len(test['seeds'])} seeds" if usual is not None and len(test["seeds"]) > usual else ""
-    return f"{what}: {test['mean']:+.{digits}f}{unit}{interval}{more}{beside}{counted}"
+    return f"{what}: {test['mean']:+.{digits}f}{unit}{interval}{more}{beside}{counted}{across(test)}"
+
+
+def across(test: dict) -> str:
+    """Why an inconclusive test is open: the borders of its region that its interval crosses."""
+    if test["verdict"] != "inconclusive" or test["low"] is None:
+        return ""
+    borders = [b for b in test["region"] if b is not None and test["low"] <= b <= test["high"]]
+    return "".join(f"; crosses the border of {border:g}" for border in borders)
 
 
 def progress() -> str:
