@@ -13,6 +13,7 @@ processor, so that another machine, or another version, builds its own.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -21,7 +22,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -242,12 +243,27 @@ def _share(name: str, call: ctypes.Structure, sequences: int, multiplications: i
     """Call a function of the library for all sequences, divided between torch's threads."""
     library = _library(os.environ.get("SOFTMAX_RNN_NATIVE", "1"))
     assert isinstance(library, ctypes.CDLL)
-    threads = 1 if _forked else workers(sequences, multiplications, torch.device("cpu"), LEAST, sequences)
-    if getattr(library, name)(ctypes.byref(call), ctypes.c_int64(sequences), ctypes.c_int(threads)):
-        raise MemoryError("There is no memory left for a tile of scores.")
+    with _alone():
+        threads = workers(sequences, multiplications, torch.device("cpu"), LEAST, sequences)
+        if getattr(library, name)(ctypes.byref(call), ctypes.c_int64(sequences), ctypes.c_int(threads)):
+            raise MemoryError("There is no memory left for a tile of scores.")
 
 
-_forked = False  # the threads of OpenMP do not survive a fork
+_forked = False
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """In a forked process one thread, for the products of BLAS as well: OpenMP would wait for threads that did not survive the fork."""
+    threads = torch.get_num_threads()
+    if not _forked or threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _in_a_fork() -> None:
