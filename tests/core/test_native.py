@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import softmax_rnn as sr
-from softmax_rnn.backends import native
+from softmax_rnn.backends import SOFTMAX_LSE, SoftmaxCall, choose, native
+from softmax_rnn.context import Context
 
 from .problems import Problem, assert_same, outputs_and_gradients
 
@@ -67,6 +68,35 @@ def test_tiles_in_c_are_those_in_python(name, options, in_python):
     found = outputs_and_gradients(name, problem, "parallel")
     assert_same(found, in_python(lambda: outputs_and_gradients(name, problem, "parallel")), 1e-9)
     assert_same(found, outputs_and_gradients(name, problem, "reference"), 1e-9)
+
+
+@pytest.mark.parametrize("width", [12, 16, 32, 48])
+@pytest.mark.parametrize("name", ["softmax", "norm", "length", "taylor2", "fox", "sink"])
+def test_heads_for_which_products_are_made_by_hand(name, width):
+    """12 and 48 channels are left to BLAS; 141 queries are no multiple of anything."""
+    problem = Problem(H=4, Hkv=2, Tq=141, D=width)
+    found = outputs_and_gradients(name, problem, "parallel")
+    assert_same(found, outputs_and_gradients(name, problem, "reference"), 1e-9)
+
+
+def test_small_heads_are_for_tiles_and_others_for_torch():
+    def taken(width, queries=64):
+        q = torch.randn(1, 2, queries, width)
+        return choose(
+            SOFTMAX_LSE, SoftmaxCall(q, q, q, Context(queries, queries, True, q.device), 1.0, None, False), "auto"
+        ).name
+
+    assert [taken(width) for width in (8, 16, 32, 64)] == ["sdpa", "small tiles", "small tiles", "sdpa"]
+    assert taken(16, queries=1) == "sdpa"
+
+
+def test_an_exported_program_knows_no_tiles():
+    class Softmax(torch.nn.Module):
+        def forward(self, q):
+            return sr.attention(q, q, q, "softmax")
+
+    exported = torch.export.export(Softmax(), (torch.randn(1, 2, 64, 16),))
+    assert not [node for node in exported.graph.nodes if "softmax_rnn" in str(node.target)]
 
 
 @pytest.mark.parametrize("options", ["plain", "padding", "documents"])

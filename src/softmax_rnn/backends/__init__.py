@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ..context import Context
 from ..errors import MechanismError
-from . import chunks, triton
+from . import chunks, native, triton
 from .flash import flash_lse
 from .flex import even_taylor, flex_lse, logarithm
 from .operators import transformed
@@ -130,8 +130,21 @@ def scan_sums(call: ScanCall, backend: str = "auto") -> tuple[Tensor, Tensor]:
     return choose(SCAN, call, backend).run(call)
 
 
+SMALL = (16, 32)  # channels of heads for which native/products.h has products of its own
+
+
 def _is_causal(context: Context) -> bool:
     return True if context.causal and context.queries > 1 else False  # noqa: SIM210  # an expression would be a symbol under torch.compile
+
+
+def _small_refuses(call: SoftmaxCall) -> str | None:
+    """Where the loops in C take less time than torch's kernels."""
+    if call.q.shape[-1] not in SMALL or call.v.shape[-1] not in SMALL:
+        return "it is for heads of 16 or 32 channels"
+    if torch.compiler.is_exporting() or torch.jit.is_tracing() or transformed():
+        return "it cannot be exported or transformed"
+    fits = call.q.shape[-2] >= 64 and native.takes(call.q, softcap=call.softcap)
+    return None if fits else "it is for 64 queries and more, and for the loops in C"
 
 
 def _sdpa_refuses(call: SoftmaxCall) -> str | None:
@@ -262,6 +275,7 @@ def _never(call: Any) -> None:
 
 
 SOFTMAX_LSE: tuple[Implementation[SoftmaxCall], ...] = (
+    Implementation("small tiles", "torch", _small_refuses, _tiles_softmax),
     Implementation("sdpa", "torch", _sdpa_refuses, _sdpa),
     Implementation("flash", "torch", _flash_refuses, _flash),
     Implementation("triton", "triton", triton.refuses_softmax, triton.run_softmax),

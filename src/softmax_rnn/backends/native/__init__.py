@@ -1,11 +1,12 @@
 """The inner loops in C: built once for this machine by its C compiler, kept in a cache, called without Python's lock.
 
-    tiles.h   the loops of ``tiles.py``: weighted sums and softmax, forward and backward
-    scan.h    the loops of ``linear.py``: order 1 in chunks
+    tiles.h      the loops of ``tiles.py``: weighted sums and softmax, forward and backward
+    scan.h       the loops of ``linear.py``: order 1 in chunks
+    products.h   matrix products for small heads
 
 Between two matrix products Python would make one pass over a tile for each operation; C makes one for all of them. The products
-themselves are those of the BLAS that torch brings. Where there is no compiler with OpenMP, or no such BLAS, or where
-``SOFTMAX_RNN_NATIVE=0`` is set, the loops in Python compute the same; ``why_not()`` says which.
+themselves are those of the BLAS that torch brings, except where heads are too small for it. Where there is no compiler with OpenMP,
+or no such BLAS, or where ``SOFTMAX_RNN_NATIVE=0`` is set, the loops in Python compute the same; ``why_not()`` says which.
 
 The library lies in ``$XDG_CACHE_HOME/softmax-rnn`` (``~/.cache/softmax-rnn``) under a name made of the source, the flags and the
 processor, so that another machine, or another version, builds its own.
@@ -31,7 +32,7 @@ from torch import Tensor
 
 from ..threads import workers
 
-SOURCES = [Path(__file__).parent / name for name in ("loops.c", "tiles.h", "scan.h")]
+SOURCES = [Path(__file__).parent / name for name in ("loops.c", "products.h", "tiles.h", "scan.h")]
 FLAGS = [
     *("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
     *("-fopenmp", "-shared", "-fPIC"),

@@ -1,7 +1,7 @@
 /* The loops over tiles of tiles.py and over chunks of linear.py, for float and for double. Built by __init__.py when first needed.
 
-   Matrix products are those of the BLAS inside torch, handed over by its addresses; here is what happens between them, in one pass
-   over a tile instead of one for each operation, and without Python's lock. */
+   Matrix products are those of the BLAS inside torch, handed over by its addresses, or for small heads those of products.h; here is what
+   happens between them, in one pass over a tile instead of one for each operation, and without Python's lock. */
 
 #include <math.h>
 #include <stdint.h>
@@ -102,15 +102,32 @@ static int divided(Loop loop, const void *call, int64_t sequences, int threads) 
 #define CALLED(name) \
     int NAME(name)(const void *call, int64_t sequences, int threads) { return divided(NAME(name##_of), call, sequences, threads); }
 
+/* 1 / n!: the series of exp. */
+static const double FACTORS[] = {1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880,
+                                 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800};
+
 #define ROWS 64   /* queries of a tile */
 #define COLUMNS 1024 /* keys of a tile: with 64 queries 256 KB of scores, which stay in the cache of a core */
 #define STRIP 64  /* numbers that are turned into weights at a time, in registers */
+#if defined(__AVX512F__)
+#define BYTES 64 /* of a vector */
+#define HIGH 8   /* rows of a product that are computed at a time, of two vectors each */
+#elif defined(__AVX2__)
+#define BYTES 32
+#define HIGH 4
+#else
+#define BYTES 16 /* products are left to BLAS */
+#define HIGH 4
+#endif
 
 /* A block of queries of one head, and a tile of the keys that they see. */
 typedef struct {
     int64_t n, i, rows, row; /* queries [i, i + rows) of sequence n; row is the place of the first among all */
     int64_t j, width, key;   /* keys [j, j + width); key is the place of the first among all */
+    int64_t stride;          /* from one row of the tile to the next: whole strips */
 } Part;
+
+static inline int64_t strips(int64_t numbers) { return (numbers + STRIP - 1) / STRIP * STRIP; }
 
 /* The block of queries from i on of the g-th head that shares the keys of sequence n; no tile yet. */
 static inline Part block(const Tiles *c, int64_t n, int64_t g, int64_t i) {
@@ -122,6 +139,7 @@ static inline int tile(const Tiles *c, Part *p, int64_t stop) {
     p->j += p->width;
     p->width = least(COLUMNS, stop - p->j);
     p->key = p->n * c->keys + p->j;
+    p->stride = strips(p->width);
     return p->width > 0;
 }
 
@@ -155,7 +173,7 @@ static inline void seen(const Tiles *c, const Part *p, int64_t r, int64_t *a, in
 #define INT int32_t
 #define NAME(x) x##_float
 #define GEMM sgemm
-#define TERMS 7
+#define TERMS 8
 #define MAGIC 12582912.0f
 #define BIAS 127
 #define MANTISSA 23
@@ -163,6 +181,7 @@ static inline void seen(const Tiles *c, const Part *p, int64_t r, int64_t *a, in
 #define GONE -110.0
 #define FADED 20.0
 #define CALM 32.0
+#include "products.h"
 #include "tiles.h"
 #include "scan.h"
 #undef REAL
@@ -182,7 +201,7 @@ static inline void seen(const Tiles *c, const Part *p, int64_t r, int64_t *a, in
 #define INT int64_t
 #define NAME(x) x##_double
 #define GEMM dgemm
-#define TERMS 13
+#define TERMS 14
 #define MAGIC 6755399441055744.0
 #define BIAS 1023
 #define MANTISSA 52
@@ -190,5 +209,6 @@ static inline void seen(const Tiles *c, const Part *p, int64_t r, int64_t *a, in
 #define GONE -800.0
 #define FADED 40.0
 #define CALM 1e6
+#include "products.h"
 #include "tiles.h"
 #include "scan.h"

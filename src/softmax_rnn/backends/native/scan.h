@@ -170,3 +170,9 @@ CALLED(scan_backward)
 #undef unfaded
 #undef lower
 #undef times
+#undef small
+#undef few
+#undef turned
+#undef vector
+#undef LANES
+#undef BLOCK

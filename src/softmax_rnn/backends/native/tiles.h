@@ -1,7 +1,14 @@
 /* The loops of tiles.py for numbers of type REAL. Included by loops.c for each type. */
 
-#define product NAME(product)
 #define exponential NAME(exponential)
+#define room NAME(room)
+#define leave NAME(leave)
+#define between NAME(between)
+#define along_rows NAME(along_rows)
+#define along_columns NAME(along_columns)
+#define span NAME(span)
+#define folded NAME(folded)
+#define highest NAME(highest)
 #define series NAME(series)
 #define scores NAME(scores)
 #define slopes NAME(slopes)
@@ -16,14 +23,6 @@
 #define shift NAME(shift)
 #define alive NAME(alive)
 
-/* c = a b + beta c, all of them row by row; ta, tb: 'T' takes a, b transposed. m x n, over k. */
-static void product(char ta, char tb, int64_t m, int64_t n, int64_t k, const REAL *a, int64_t lda, const REAL *b, int64_t ldb, REAL beta,
-                    REAL *c, int64_t ldc) {
-    const int M = (int)m, N = (int)n, K = (int)k, A = (int)most(lda, 1), B = (int)most(ldb, 1), C = (int)most(ldc, 1);
-    const REAL one = 1;
-    GEMM(&tb, &ta, &N, &M, &K, &one, b, &B, a, &A, &beta, c, &C);
-}
-
 /* exp of a strip, to one or two units of the last digit: 2^n times a Taylor series on [-ln 2 / 2, ln 2 / 2]. NaN stays NaN. */
 static inline void exponential(REAL *restrict x) {
     for (int l = 0; l < STRIP; l++) {
@@ -33,9 +32,9 @@ static inline void exponential(REAL *restrict x) {
         const REAL n = t - MAGIC;
         REAL r = y - n * (REAL)0x1.62e4p-1;
         r = r - n * (REAL)(0.693147180559945309417232L - 0x1.62e4p-1L);
-        REAL p = 1;
-        for (int i = TERMS; i > 0; i--)
-            p = 1 + p * r * (REAL)(1.0 / i);
+        REAL p = (REAL)FACTORS[TERMS - 1];
+        for (int i = TERMS - 2; i >= 0; i--)
+            p = p * r + (REAL)FACTORS[i];
         union { REAL real; INT bits; } at = {t}, zero = {MAGIC}, half, rest;
         const INT whole = at.bits - zero.bits, low = whole >> 1;
         half.bits = (low + BIAS) << MANTISSA;
@@ -66,31 +65,107 @@ static inline void series(const Series *s, const REAL *restrict x, REAL *restric
             w[l] *= root * x[l];
 }
 
+/* What is multiplied with every tile of a sequence: the keys and, for the gradients, the values, turned if they have few channels. */
+typedef struct {
+    REAL *k, *v;
+    int64_t wide;
+} NAME(Turned);
+#define Turned NAME(Turned)
+
+/* Room for ``many`` tiles of scores; nothing if memory is short. */
+static REAL *room(const Tiles *c, int64_t n, int many, Turned *t) {
+    REAL *X = aligned_alloc(64, many * ROWS * COLUMNS * sizeof(REAL));
+    *t = (Turned){.wide = strips(c->keys) + STRIP}; /* a tile begins anywhere and is whole strips wide */
+    if (X && few(c->d))
+        t->k = turned((const REAL *)c->k + n * c->keys * c->d, c->keys, c->d, t->wide);
+    if (X && c->grad && few(c->e))
+        t->v = turned((const REAL *)c->v + n * c->keys * c->e, c->keys, c->e, t->wide);
+    return X;
+}
+
+static void leave(REAL *X, Turned *t) {
+    free(X);
+    free(t->k);
+    free(t->v);
+}
+
+/* Queries times keys, or what stands in their place: m x channels times the transpose of a tile's width x channels. */
+static void between(const Part *p, int64_t channels, const REAL *q, const REAL *k, const REAL *turned_k, int64_t wide, REAL *X) {
+    if (turned_k)
+        small(p->rows, p->stride, channels, q, channels, 1, turned_k + p->j, wide, 0, X, p->stride);
+    else
+        product('N', 'T', p->rows, p->width, channels, q, channels, k, channels, 0, X, p->stride);
+}
+
 /* q k^T of a tile. */
-static void scores(const Tiles *c, const Part *p, REAL *X) {
-    product('N', 'T', p->rows, p->width, c->d, (const REAL *)c->q + p->row * c->d, c->d, (const REAL *)c->k + p->key * c->d, c->d, 0, X,
-            p->width);
+static void scores(const Tiles *c, const Part *p, const Turned *t, REAL *X) {
+    between(p, c->d, (const REAL *)c->q + p->row * c->d, (const REAL *)c->k + p->key * c->d, t->k, t->wide, X);
 }
 
 /* dO v^T of a tile. */
-static void slopes(const Tiles *c, const Part *p, REAL *Y) {
-    product('N', 'T', p->rows, p->width, c->e, (const REAL *)c->grad + p->row * c->e, c->e, (const REAL *)c->v + p->key * c->e, c->e, 0, Y,
-            p->width);
+static void slopes(const Tiles *c, const Part *p, const Turned *t, REAL *Y) {
+    between(p, c->e, (const REAL *)c->grad + p->row * c->e, (const REAL *)c->v + p->key * c->e, t->v, t->wide, Y);
+}
+
+/* to += X from, for the rows of a tile. */
+static void along_rows(const Part *p, int64_t channels, const REAL *X, const REAL *from, REAL *to) {
+    if (few(channels))
+        small(p->rows, channels, p->width, X, p->stride, 1, from, channels, 1, to, channels);
+    else
+        product('N', 'N', p->rows, channels, p->width, X, p->stride, from, channels, 1, to, channels);
+}
+
+/* to += X^T from, for its columns. */
+static void along_columns(const Part *p, int64_t channels, const REAL *X, const REAL *from, REAL *to) {
+    if (few(channels))
+        small(p->width, channels, p->rows, X, 1, p->stride, from, channels, 1, to, channels);
+    else
+        product('T', 'N', p->width, channels, p->rows, X, p->stride, from, channels, 1, to, channels);
 }
 
 /* dv += X^T dO, dq += Y k, dk += Y^T q: what the weights X and the gradients Y of a tile's scores add. */
 static void gradients(const Tiles *c, const Part *p, const REAL *X, const REAL *Y) {
-    const REAL *q = (const REAL *)c->q + p->row * c->d, *k = (const REAL *)c->k + p->key * c->d;
-    const REAL *grad = (const REAL *)c->grad + p->row * c->e;
-    product('T', 'N', p->width, c->e, p->rows, X, p->width, grad, c->e, 1, (REAL *)c->dv + p->key * c->e, c->e);
-    product('N', 'N', p->rows, c->d, p->width, Y, p->width, k, c->d, 1, (REAL *)c->dq + p->row * c->d, c->d);
-    product('T', 'N', p->width, c->d, p->rows, Y, p->width, q, c->d, 1, (REAL *)c->dk + p->key * c->d, c->d);
+    const int64_t d = c->d, e = c->e;
+    along_columns(p, e, X, (const REAL *)c->grad + p->row * e, (REAL *)c->dv + p->key * e);
+    along_rows(p, d, Y, (const REAL *)c->k + p->key * d, (REAL *)c->dq + p->row * d);
+    along_columns(p, d, Y, (const REAL *)c->q + p->row * d, (REAL *)c->dk + p->key * d);
 }
 
-/* 0 in a row outside of [a, b). */
-static inline void clear(REAL *x, int64_t a, int64_t b, int64_t width) {
-    memset(x, 0, a * sizeof(REAL));
-    memset(x + b, 0, (width - b) * sizeof(REAL));
+/* What a row sees of a tile, its columns [a, b), and the whole strips around that, [from, to). */
+typedef struct {
+    int64_t a, b, from, to;
+} NAME(Span);
+#define Span NAME(Span)
+
+static inline Span span(const Tiles *c, const Part *p, int64_t r) {
+    Span s;
+    seen(c, p, r, &s.a, &s.b);
+    s.from = s.a / STRIP * STRIP;
+    s.to = s.a < s.b ? strips(s.b) : s.from;
+    return s;
+}
+
+/* 0 in a row outside of what it sees. */
+static inline void clear(REAL *x, const Span *s, int64_t stride) {
+    memset(x, 0, s->a * sizeof(REAL));
+    memset(x + s->b, 0, (stride - s->b) * sizeof(REAL));
+}
+
+/* The sum of a strip, which it destroys. */
+static inline REAL folded(REAL *restrict x) {
+    for (int half = STRIP / 2; half > 0; half /= 2)
+        for (int l = 0; l < half; l++)
+            x[l] += x[l + half];
+    return x[0];
+}
+
+/* The sum of strips. */
+static REAL total(const REAL *x, int64_t m) {
+    REAL sums[STRIP] = {0};
+    for (int64_t s = 0; s < m; s += STRIP)
+        for (int l = 0; l < STRIP; l++)
+            sums[l] += x[s + l];
+    return folded(sums);
 }
 
 /* The keys that any query of a block sees and that have not faded for all of them: from p->j to what it returns. */
@@ -126,7 +201,8 @@ static inline void fades(const Tiles *c, int64_t n, int64_t t, int64_t s, int64_
 /* A = sum_s D w(x) v and Z = sum_s D w(x). */
 static int NAME(weighted_of)(const void *call, int64_t n) {
     const Tiles *c = call;
-    REAL *X = aligned_alloc(64, ROWS * COLUMNS * sizeof(REAL));
+    Turned t;
+    REAL *X = room(c, n, 1, &t);
     if (!X)
         return 1;
     const int faded = c->cq || c->keep;
@@ -135,40 +211,30 @@ static int NAME(weighted_of)(const void *call, int64_t n) {
             Part p = block(c, n, g, i);
             const int64_t stop = reach(c, &p);
             while (tile(c, &p, stop)) {
-                scores(c, &p, X);
+                scores(c, &p, &t, X);
                 for (int64_t r = 0; r < p.rows; r++) {
-                    REAL *x = X + r * p.width, sums[STRIP] = {0};
-                    int64_t a, b;
-                    seen(c, &p, r, &a, &b);
-                    clear(x, a, b, p.width);
-                    for (int64_t s = a; s < b; s += STRIP) {
-                        const int64_t m = least(STRIP, b - s);
-                        REAL y[STRIP] = {0}, w[STRIP], f[STRIP];
-                        memcpy(y, x + s, m * sizeof(REAL));
+                    REAL *row = X + r * p.stride;
+                    const Span at = span(c, &p, r);
+                    for (int64_t s = at.from; s < at.to; s += STRIP) {
+                        REAL *restrict x = row + s, y[STRIP], w[STRIP], f[STRIP];
                         for (int l = 0; l < STRIP; l++)
-                            y[l] = y[l] > (REAL)c->limit ? (REAL)c->limit : y[l];
+                            y[l] = x[l] > (REAL)c->limit ? (REAL)c->limit : x[l];
                         series(&c->weight, y, w);
                         if (faded) {
-                            fades(c, n, i + r, p.j + s, m, f);
+                            fades(c, n, i + r, p.j + s, least(STRIP, p.width - s), f);
                             for (int l = 0; l < STRIP; l++)
                                 w[l] *= f[l];
                         }
-                        memcpy(x + s, w, m * sizeof(REAL));
-                        for (int64_t l = 0; l < m; l++)
-                            sums[l] += w[l];
+                        memcpy(x, w, sizeof w);
                     }
-                    if (c->sums) {
-                        REAL sum = 0;
-                        for (int l = 0; l < STRIP; l++)
-                            sum += sums[l];
-                        ((REAL *)c->sums)[p.row + r] += sum;
-                    }
+                    clear(row, &at, p.stride);
+                    if (c->sums)
+                        ((REAL *)c->sums)[p.row + r] += total(row + at.from, at.to - at.from);
                 }
-                product('N', 'N', p.rows, c->e, p.width, X, p.width, (const REAL *)c->v + p.key * c->e, c->e, 1,
-                        (REAL *)c->out + p.row * c->e, c->e);
+                along_rows(&p, c->e, X, (const REAL *)c->v + p.key * c->e, (REAL *)c->out + p.row * c->e);
             }
         }
-    free(X);
+    leave(X, &t);
     return 0;
 }
 
@@ -177,7 +243,8 @@ CALLED(weighted)
 /* The gradients of the same; dones_s = sum_t D w gtotal. */
 static int NAME(weighted_backward_of)(const void *call, int64_t n) {
     const Tiles *c = call;
-    REAL *X = aligned_alloc(64, 2 * ROWS * COLUMNS * sizeof(REAL)), *Y = X + ROWS * COLUMNS;
+    Turned t;
+    REAL *X = room(c, n, 2, &t), *Y = X + ROWS * COLUMNS;
     if (!X)
         return 1;
     const int faded = c->cq || c->keep, same = c->weight.terms < 0;
@@ -186,47 +253,42 @@ static int NAME(weighted_backward_of)(const void *call, int64_t n) {
             Part p = block(c, n, g, i);
             const int64_t stop = reach(c, &p);
             while (tile(c, &p, stop)) {
-                scores(c, &p, X);
-                slopes(c, &p, Y);
+                scores(c, &p, &t, X);
+                slopes(c, &p, &t, Y);
                 for (int64_t r = 0; r < p.rows; r++) {
-                    REAL *x = X + r * p.width, *dx = Y + r * p.width;
+                    REAL *row = X + r * p.stride, *drow = Y + r * p.stride;
                     const REAL dz = c->gtotal ? ((const REAL *)c->gtotal)[p.row + r] : 0;
-                    int64_t a, b;
-                    seen(c, &p, r, &a, &b);
-                    clear(x, a, b, p.width);
-                    clear(dx, a, b, p.width);
-                    for (int64_t s = a; s < b; s += STRIP) {
-                        const int64_t m = least(STRIP, b - s);
-                        REAL given[STRIP] = {0}, y[STRIP], w[STRIP], slope[STRIP], f[STRIP], dw[STRIP] = {0};
-                        memcpy(given, x + s, m * sizeof(REAL));
-                        memcpy(dw, dx + s, m * sizeof(REAL));
+                    const Span at = span(c, &p, r);
+                    for (int64_t s = at.from; s < at.to; s += STRIP) {
+                        REAL *restrict x = row + s, *restrict dx = drow + s, y[STRIP], w[STRIP], slope[STRIP], f[STRIP];
                         for (int l = 0; l < STRIP; l++)
-                            y[l] = given[l] > (REAL)c->limit ? (REAL)c->limit : given[l];
+                            y[l] = x[l] > (REAL)c->limit ? (REAL)c->limit : x[l];
                         series(&c->weight, y, w);
                         if (same)
                             memcpy(slope, w, sizeof w);
                         else
                             series(&c->slope, y, slope);
                         for (int l = 0; l < STRIP; l++)
-                            dw[l] = given[l] > (REAL)c->limit ? 0 : (dw[l] + dz) * slope[l];
+                            dx[l] = x[l] > (REAL)c->limit ? 0 : (dx[l] + dz) * slope[l];
                         if (faded) {
-                            fades(c, n, i + r, p.j + s, m, f);
+                            fades(c, n, i + r, p.j + s, least(STRIP, p.width - s), f);
                             for (int l = 0; l < STRIP; l++)
-                                w[l] *= f[l], dw[l] *= f[l];
+                                w[l] *= f[l], dx[l] *= f[l];
                         }
-                        memcpy(x + s, w, m * sizeof(REAL));
-                        memcpy(dx + s, dw, m * sizeof(REAL));
-                        if (c->dones) {
-                            REAL *ones = (REAL *)c->dones + p.key + s;
-                            for (int64_t l = 0; l < m; l++)
-                                ones[l] += w[l] * dz;
-                        }
+                        memcpy(x, w, sizeof w);
+                    }
+                    clear(row, &at, p.stride);
+                    clear(drow, &at, p.stride);
+                    if (c->dones) {
+                        REAL *ones = (REAL *)c->dones + p.key;
+                        for (int64_t s = at.a; s < at.b; s++)
+                            ones[s] += row[s] * dz;
                     }
                 }
                 gradients(c, &p, X, Y);
             }
         }
-    free(X);
+    leave(X, &t);
     return 0;
 }
 
@@ -245,76 +307,58 @@ static const REAL *since(const Tiles *c, const Part *p, REAL *into) {
     return into;
 }
 
-/* softmax_s( x - bias + c_t - c_s ): the logits of the r-th row of a tile in place, columns [a, b), -inf for padding; returns the largest.
+/* softmax_s( x - bias + c_t - c_s ): the logits of the r-th row of a tile in place, -inf for padding and in the rest of its strips.
    past: what since() says. */
-static REAL shift(const Tiles *c, const Part *p, int64_t r, int64_t a, int64_t b, const REAL *restrict past, REAL *restrict row) {
-    REAL top = -INFINITY, *restrict x = row + a;
-    const int64_t m = b - a;
+static void shift(const Tiles *c, const Part *p, int64_t r, const Span *at, const REAL *restrict past, REAL *restrict row) {
+    REAL *restrict x = row + at->a;
+    const int64_t m = at->b - at->a, key = p->key + at->a;
     const double *cq = c->cq ? c->cq + p->n * c->queries + p->i : NULL;
     if (past) {
         const REAL after = (REAL)(cq[r] - cq[0]);
         for (int64_t l = 0; l < m; l++)
-            x[l] += past[a + l] + after;
+            x[l] += past[at->a + l] + after;
     } else if (c->cq) {
-        const double now = cq[r], *ck = c->ck + p->key + a;
+        const double now = cq[r], *ck = c->ck + key;
         for (int64_t l = 0; l < m; l++)
             x[l] += (REAL)(now - ck[l]);
     }
     if (c->bias) {
-        const REAL *bias = (const REAL *)c->bias + p->key + a;
+        const REAL *bias = (const REAL *)c->bias + key;
         for (int64_t l = 0; l < m; l++)
             x[l] -= bias[l];
     }
     if (c->keep) {
-        const uint8_t *keep = c->keep + p->key + a;
+        const uint8_t *keep = c->keep + key;
         for (int64_t l = 0; l < m; l++)
             x[l] = keep[l] ? x[l] : -INFINITY;
     }
+    for (int64_t s = at->from; s < at->a; s++)
+        row[s] = -INFINITY;
+    for (int64_t s = at->b; s < at->to; s++)
+        row[s] = -INFINITY;
+}
+
+/* The largest number in strips. */
+static REAL highest(const REAL *x, int64_t m) {
     REAL tops[STRIP];
     for (int l = 0; l < STRIP; l++)
         tops[l] = -INFINITY;
-    int64_t l = 0;
-    for (; l + STRIP <= m; l += STRIP)
-        for (int i = 0; i < STRIP; i++)
-            tops[i] = x[l + i] > tops[i] ? x[l + i] : tops[i];
-    for (; l < m; l++)
-        top = x[l] > top ? x[l] : top;
-    for (int i = 0; i < STRIP; i++)
-        top = tops[i] > top ? tops[i] : top;
-    return top;
-}
-
-/* The sum of a row. */
-static REAL total(const REAL *x, int64_t m) {
-    REAL sums[STRIP] = {0}, sum = 0;
-    int64_t s = 0;
-    for (; s + STRIP <= m; s += STRIP)
+    for (int64_t s = 0; s < m; s += STRIP)
         for (int l = 0; l < STRIP; l++)
-            sums[l] += x[s + l];
-    for (; s < m; s++)
-        sum += x[s];
-    for (int l = 0; l < STRIP; l++)
-        sum += sums[l];
-    return sum;
+            tops[l] = x[s + l] > tops[l] ? x[s + l] : tops[l];
+    for (int half = STRIP / 2; half > 0; half /= 2)
+        for (int l = 0; l < half; l++)
+            tops[l] = tops[l + half] > tops[l] ? tops[l + half] : tops[l];
+    return tops[0];
 }
 
-/* exp(x - top) in place; returns their sum. */
-static REAL shares(REAL *restrict x, int64_t m, REAL top) {
-    REAL sums[STRIP] = {0}, sum = 0;
+/* exp(x - top) of strips in place. */
+static void shares(REAL *restrict x, int64_t m, REAL top) {
     for (int64_t s = 0; s < m; s += STRIP) {
-        const int64_t some = least(STRIP, m - s);
-        REAL y[STRIP] = {0};
-        memcpy(y, x + s, some * sizeof(REAL));
         for (int l = 0; l < STRIP; l++)
-            y[l] -= top;
-        exponential(y);
-        memcpy(x + s, y, some * sizeof(REAL));
-        for (int64_t l = 0; l < some; l++)
-            sums[l] += y[l];
+            x[s + l] -= top;
+        exponential(x + s);
     }
-    for (int l = 0; l < STRIP; l++)
-        sum += sums[l];
-    return sum;
 }
 
 /* The length of the longest key. */
@@ -360,7 +404,8 @@ static int64_t alive(const Tiles *c, Part *p, double farthest) {
 /* O = softmax(x) v, and in total the log-sum-exp; a row that sees nothing has 0 and 0. */
 static int NAME(softmax_of)(const void *call, int64_t n) {
     const Tiles *c = call;
-    REAL *X = aligned_alloc(64, ROWS * COLUMNS * sizeof(REAL));
+    Turned t;
+    REAL *X = room(c, n, 1, &t);
     if (!X)
         return 1;
     const double farthest = c->cq ? longest(c, n) : 0;
@@ -373,14 +418,13 @@ static int NAME(softmax_of)(const void *call, int64_t n) {
                 tops[r] = -INFINITY, sums[r] = 0;
             memset(out, 0, p.rows * c->e * sizeof(REAL));
             while (tile(c, &p, stop)) {
-                scores(c, &p, X);
+                scores(c, &p, &t, X);
                 const REAL *past = since(c, &p, times);
                 for (int64_t r = 0; r < p.rows; r++) {
-                    REAL *x = X + r * p.width;
-                    int64_t a, b;
-                    seen(c, &p, r, &a, &b);
-                    clear(x, a, b, p.width);
-                    REAL top = shift(c, &p, r, a, b, past, x);
+                    REAL *x = X + r * p.stride;
+                    const Span at = span(c, &p, r);
+                    shift(c, &p, r, &at, past, x);
+                    REAL top = highest(x + at.from, at.to - at.from);
                     top = top > tops[r] ? top : tops[r];
                     if (tops[r] != top && sums[r] != 0) { /* what is there was relative to a smaller one */
                         const REAL less = (REAL)exp((double)tops[r] - (double)top);
@@ -389,9 +433,11 @@ static int NAME(softmax_of)(const void *call, int64_t n) {
                         sums[r] *= less;
                     }
                     tops[r] = top;
-                    sums[r] += shares(x + a, b - a, top > -INFINITY ? top : 0);
+                    shares(x + at.from, at.to - at.from, top > -INFINITY ? top : 0);
+                    clear(x, &at, p.stride);
+                    sums[r] += total(x + at.from, at.to - at.from);
                 }
-                product('N', 'N', p.rows, c->e, p.width, X, p.width, (const REAL *)c->v + p.key * c->e, c->e, 1, out, c->e);
+                along_rows(&p, c->e, X, (const REAL *)c->v + p.key * c->e, out);
             }
             for (int64_t r = 0; r < p.rows; r++) {
                 const int any = sums[r] != 0;
@@ -401,7 +447,7 @@ static int NAME(softmax_of)(const void *call, int64_t n) {
                     out[r * c->e + l] *= part;
             }
         }
-    free(X);
+    leave(X, &t);
     return 0;
 }
 
@@ -410,7 +456,8 @@ CALLED(softmax)
 /* The gradients of the same: total is the log-sum-exp, gtotal sum(dO O) less the gradient of the log-sum-exp. */
 static int NAME(softmax_backward_of)(const void *call, int64_t n) {
     const Tiles *c = call;
-    REAL *X = aligned_alloc(64, 2 * ROWS * COLUMNS * sizeof(REAL)), *Y = X + ROWS * COLUMNS;
+    Turned t;
+    REAL *X = room(c, n, 2, &t), *Y = X + ROWS * COLUMNS;
     if (!X)
         return 1;
     const double farthest = c->cq ? longest(c, n) : 0;
@@ -419,27 +466,26 @@ static int NAME(softmax_backward_of)(const void *call, int64_t n) {
             Part p = block(c, n, g, i);
             const int64_t stop = alive(c, &p, farthest);
             while (tile(c, &p, stop)) {
-                scores(c, &p, X);
-                slopes(c, &p, Y);
+                scores(c, &p, &t, X);
+                slopes(c, &p, &t, Y);
                 REAL times[COLUMNS], columns[COLUMNS];
                 const REAL *past = since(c, &p, times);
                 memset(columns, 0, p.width * sizeof(REAL));
                 for (int64_t r = 0; r < p.rows; r++) {
-                    REAL *x = X + r * p.width, *dx = Y + r * p.width;
-                    int64_t a, b;
-                    seen(c, &p, r, &a, &b);
-                    clear(x, a, b, p.width);
-                    clear(dx, a, b, p.width);
-                    shift(c, &p, r, a, b, past, x);
-                    shares(x + a, b - a, ((const REAL *)c->sums)[p.row + r]);
+                    REAL *restrict x = X + r * p.stride, *restrict dx = Y + r * p.stride;
+                    const Span at = span(c, &p, r);
+                    shift(c, &p, r, &at, past, x);
+                    shares(x + at.from, at.to - at.from, ((const REAL *)c->sums)[p.row + r]);
+                    clear(x, &at, p.stride);
                     const REAL delta = ((const REAL *)c->gtotal)[p.row + r];
-                    for (int64_t s = a; s < b; s++)
+                    for (int64_t s = at.from; s < at.to; s++)
                         dx[s] = (dx[s] - delta) * x[s];
+                    clear(dx, &at, p.stride);
                     if (c->dck) {
-                        for (int64_t s = a; s < b; s++)
+                        for (int64_t s = at.a; s < at.b; s++)
                             columns[s] += dx[s];
                         if (c->dcq)
-                            c->dcq[n * c->queries + i + r] += total(dx + a, b - a);
+                            c->dcq[n * c->queries + i + r] += total(dx + at.from, at.to - at.from);
                     }
                 }
                 for (int64_t s = 0; c->dck && s < p.width; s++)
@@ -447,7 +493,7 @@ static int NAME(softmax_backward_of)(const void *call, int64_t n) {
                 gradients(c, &p, X, Y);
             }
         }
-    free(X);
+    leave(X, &t);
     return 0;
 }
 
@@ -466,3 +512,13 @@ CALLED(softmax_backward)
 #undef total
 #undef longest
 #undef alive
+#undef room
+#undef leave
+#undef between
+#undef along_rows
+#undef along_columns
+#undef span
+#undef folded
+#undef highest
+#undef Turned
+#undef Span
