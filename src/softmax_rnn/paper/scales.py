@@ -188,7 +188,9 @@ def _night(size: Size) -> RunConfig:
         data=DataConfig("torch", length=256, test_fraction=0.005),
         tokenizer=TokenizerConfig("bpe", 4096),
         model=ModelConfig("softmax", "micro", shape),
-        train=TrainConfig(steps=3000, warmup=300, lr=2e-3, batch=16, eval_every=150, log_every=20),
+        train=TrainConfig(  # bfloat16, as at the paper's scale
+            steps=3000, warmup=300, lr=2e-3, batch=16, eval_every=150, log_every=20, precision="bf16"
+        ),
         run=RunSettings(save_every=150, keep=1, threads=1),
     )
 
