@@ -69,26 +69,17 @@ def arena(name: str) -> str:
 
 
 def measured(test: dict, usual: int | None = None) -> str:
-    """A test as a few words: the statistic, its interval over the seeds, how many if unusual, and whether a match is an equivalence."""
+    """A test as a few words: the statistic, its interval, how many seeds if unusual, whether a match is an equivalence, and its note."""
     what = test["text"].removesuffix(", test loss").removesuffix(", spikes")
     if test["mean"] is None or test["verdict"] == "not testable here":
         return f"{what}: {test['note'] or test['verdict']}"
     digits = 3 if test["unit"] == "of the answers" else 2
-    interval = ", one seed" if test["low"] is None else f" [{test['low']:+.{digits}f}, {test['high']:+.{digits}f}]"
+    interval = "" if test["low"] is None else f" [{test['low']:+.{digits}f}, {test['high']:+.{digits}f}]"
     unit = " spikes per run" if test["unit"].startswith("spikes") else ""
-    spikes = (test["note"] or "").partition("spikes: ")[2]  # their number says more than an interval
-    counted = f" ({spikes})" if spikes else ""
     beside = " (equivalent)" if test["equivalent"] == "holds" else ""
     more = f", {len(test['seeds'])} seeds" if usual is not None and len(test["seeds"]) > usual else ""
-    return f"{what}: {test['mean']:+.{digits}f}{unit}{interval}{more}{beside}{counted}{across(test)}"
-
-
-def across(test: dict) -> str:
-    """Why an inconclusive test is open: the borders of its region that its interval crosses."""
-    if test["verdict"] != "inconclusive" or test["low"] is None:
-        return ""
-    borders = [b for b in test["region"] if b is not None and test["low"] <= b <= test["high"]]
-    return "".join(f"; crosses the border of {border:g}" for border in borders)
+    note = f" ({test['note'].removeprefix('spikes: ')})" if test["note"] else ""
+    return f"{what}: {test['mean']:+.{digits}f}{unit}{interval}{more}{beside}{note}"
 
 
 def progress() -> str:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from softmax_rnn.paper.claims import (
     INFINITE,
+    MANY,
     MARGIN,
     Claim,
     as_stable,
@@ -23,6 +24,7 @@ from softmax_rnn.paper.claims import (
     more_spikes,
     no_more_spikes,
     run_test,
+    why_open,
     worse,
 )
 from softmax_rnn.paper.results import Results
@@ -76,9 +78,29 @@ def test_norm_against_softmax(tmp_path: Path, losses: list[float], verdict: str)
         write_run(tmp_path, CPU, Cell("norm", CPU.main, seed=seed), 3.0 + seed + loss)
     outcome = run_test(matches("norm", "softmax"), Results(CPU, tmp_path, range(3)))
     assert outcome.verdict == verdict
+    assert (outcome.note is not None) == (verdict == "inconclusive")  # which says why
     assert list(outcome.values.values()) == pytest.approx(losses)
     assert (outcome.note or "").startswith("one seed") == (len(losses) == 1)
     assert ("without seed 1, 2" in (outcome.note or "")) == (len(losses) == 1)
+
+
+@pytest.mark.parametrize("border", [0.029, 0.03, 0.05])
+def test_an_open_test_says_how_many_seeds_would_close_it(border: float) -> None:
+    said = why_open([0.0, 0.02, 0.04], (-INFINITE, border))
+    assert said.startswith(f"the interval crosses {border:g}; ")
+
+    def decided(seeds: int) -> bool:
+        apart = 0.02 * math.sqrt((seeds - 1) / 2)  # two of them, the others in the middle: the same mean and spread
+        _, low, high = interval([0.02 - apart, 0.02 + apart, *[0.02] * (seeds - 2)])
+        return judge(low, high, (-INFINITE, border)) != "inconclusive"
+
+    needed = next(seeds for seeds in range(4, MANY) if decided(seeds))
+    assert said.endswith(f" {needed} seeds decide")
+
+
+def test_an_open_test_at_the_border_stays_open() -> None:
+    assert why_open([0.0, 0.02, 0.04], (0.0201, INFINITE)).endswith(f"{MANY} seeds do not decide either")
+    assert why_open([0.0, 0.0, INFINITE], (-INFINITE, 0.03)) == "the interval crosses 0.03"  # no spread
 
 
 def test_a_diverged_run_counts_as_infinitely_bad(tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ UNITS = {"test_loss": "nats", "spikes": "spikes per run", "sensitivity": "nats",
 # Two-sided 95% points of Student's t by degrees of freedom; more than nine take the last, which is on the safe side.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
+MANY = 100  # more seeds than anybody runs
+
 
 @dataclass(frozen=True)
 class Term:
@@ -204,8 +206,30 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
         direction = next(value for value in values if math.isinf(value))
         _, low, high = interval(finite) if finite else (0.0, direction, direction)
         return direction, min(low, direction), max(high, direction)
-    half = STUDENT[min(len(values) - 2, len(STUDENT) - 1)] * statistics.stdev(values) / math.sqrt(len(values))
+    half = _half(statistics.stdev(values), len(values))
     return mean, mean - half, mean + half
+
+
+def _half(spread: float, seeds: int) -> float:
+    """Half the width of the interval over so many seeds."""
+    return STUDENT[min(seeds - 2, len(STUDENT) - 1)] * spread / math.sqrt(seeds)
+
+
+def why_open(values: Sequence[float], region: Region) -> str:
+    """Why an interval decides nothing: the border that it crosses, and how many seeds would decide if mean and spread stayed.
+
+    >>> why_open([0.01, 0.02, 0.03], (-INFINITE, 0.03))
+    'the interval crosses 0.03; if mean and spread stay, 7 seeds decide'
+    """
+    mean, low, high = interval(values)
+    border = min((b for b in region if low <= b <= high), key=lambda b: abs(mean - b))
+    crossed = f"the interval crosses {border if abs(border) > 1e-3 else 0:g}"
+    if not math.isfinite(high - low):
+        return crossed
+    spread, enough = statistics.stdev(values), range(len(values) + 1, MANY + 1)
+    needed = next((n for n in enough if _half(spread, n) < abs(mean - border)), None)
+    decide = f"{needed} seeds decide" if needed else f"{MANY} seeds do not decide either"
+    return f"{crossed}; if mean and spread stay, {decide}"
 
 
 def judge(low: float, high: float, region: Region) -> Verdict:
@@ -227,23 +251,31 @@ def run_test(test: Test, results: Results) -> Judgement:
     missing = [seed for seed, value in found.items() if value is None]
     both = [seed for seed, value in found.items() if value is not None and math.isnan(value)]  # infinite - infinite
     values = {seed: value for seed, value in found.items() if value is not None and seed not in both}
-    note = _note(values, missing, both)
+    notes = _notes(values, missing, both)
     if not values:
-        return Judgement(test, {}, None, None, None, "inconclusive" if both else "not run", note if both else None)
+        return Judgement(
+            test, {}, None, None, None, "inconclusive" if both else "not run", _joined(notes) if both else None
+        )
     mean, low, high = interval(list(values.values()))
     if missing or both:
-        return Judgement(test, values, mean, low, high, "inconclusive", note)
+        return Judgement(test, values, mean, low, high, "inconclusive", _joined(notes))
     tally = test.tally(results)
     if tally and not any(tally.values()):
         return Judgement(test, values, mean, low, high, "not testable here", "no run had a loss spike")
     if tally:
-        spikes = "spikes: " + ", ".join(f"{name} {many}" for name, many in tally.items())
-        note = f"{note}; {spikes}" if note else spikes
+        notes.append("spikes: " + ", ".join(f"{name} {many}" for name, many in tally.items()))
+    verdict = judge(low, high, test.region)
+    if verdict == "inconclusive" and len(values) > 1:
+        notes.append(why_open(list(values.values()), test.region))
     equivalent = None if test.equivalence is None else judge(low, high, test.equivalence)
-    return Judgement(test, values, mean, low, high, judge(low, high, test.region), note, equivalent)
+    return Judgement(test, values, mean, low, high, verdict, _joined(notes), equivalent)
 
 
-def _note(values: dict[int, float], missing: list[int], both: list[int]) -> str | None:
+def _joined(notes: Sequence[str]) -> str | None:
+    return "; ".join(notes) or None
+
+
+def _notes(values: dict[int, float], missing: list[int], both: list[int]) -> list[str]:
     notes = []
     if any(math.isinf(value) for value in values.values()):
         notes.append("a run diverged: its loss counts as infinite")
@@ -253,7 +285,7 @@ def _note(values: dict[int, float], missing: list[int], both: list[int]) -> str 
         notes.append("one seed has no interval")
     if missing:
         notes.append(f"without seed {', '.join(map(str, missing))}")
-    return "; ".join(notes) or None
+    return notes
 
 
 def conclude(judgements: Sequence[Judgement]) -> Verdict:

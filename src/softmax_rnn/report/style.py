@@ -253,6 +253,7 @@ def _measured(test: JudgedTest | None) -> str:
     return (
         f'{glyph(test)}<p class="numbers">{text(measured(test))}</p>'
         f'<p class="meta">holds {text(region_words(test.region))}{text(_beside(test))}</p>'
+        + (f'<p class="meta">{text(test.note)}</p>' if test.note else "")
     )
 
 
@@ -282,5 +283,4 @@ def _test(test: JudgedTest) -> str:
     silent = test.verdict == "not testable here"
     pairs = [] if silent else zip(test.seeds, test.values, strict=False)
     seeds = ", ".join(f"seed {s}: {number(v, 4)}" for s, v in pairs)
-    note = f'<p class="meta">{text(test.note)}</p>' if test.note and not silent else ""
-    return f'<li><p>{text(test.text)} {badge(test.verdict)}</p>{_measured(test)}<p class="meta">{text(seeds)}</p>{note}</li>'
+    return f'<li><p>{text(test.text)} {badge(test.verdict)}</p>{_measured(test)}<p class="meta">{text(seeds)}</p></li>'
