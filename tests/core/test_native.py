@@ -80,14 +80,23 @@ def test_heads_for_which_products_are_made_by_hand(name, width):
 
 
 def test_small_heads_are_for_tiles_and_others_for_torch():
-    def taken(width, queries=64):
-        q = torch.randn(1, 2, queries, width)
+    def taken(width, queries=64, dtype=torch.float32):
+        q = torch.randn(1, 2, queries, width, dtype=dtype)
         return choose(
             SOFTMAX_LSE, SoftmaxCall(q, q, q, Context(queries, queries, True, q.device), 1.0, None, False), "auto"
         ).name
 
     assert [taken(width) for width in (8, 16, 32, 64)] == ["sdpa", "small tiles", "small tiles", "sdpa"]
     assert taken(16, queries=1) == "sdpa"
+    assert taken(32, dtype=torch.bfloat16) == "small tiles"
+
+
+def test_small_heads_in_half_precision_are_computed_in_float32():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 96, 32, dtype=torch.bfloat16) for _ in range(3))
+    found = sr.attention(q, k, v, "softmax")
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, sr.attention(q.float(), k.float(), v.float(), "softmax").bfloat16())
 
 
 def test_an_exported_program_knows_no_tiles():

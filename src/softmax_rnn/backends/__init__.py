@@ -143,7 +143,8 @@ def _small_refuses(call: SoftmaxCall) -> str | None:
         return "it is for heads of 16 or 32 channels"
     if torch.compiler.is_exporting() or torch.jit.is_tracing() or transformed():
         return "it cannot be exported or transformed"
-    fits = call.q.shape[-2] >= 64 and native.takes(call.q, softcap=call.softcap)
+    wide = call.q.new_empty(0, dtype=torch.promote_types(call.q.dtype, torch.float32))
+    fits = call.q.shape[-2] >= 64 and native.takes(wide, softcap=call.softcap)
     return None if fits else "it is for 64 queries and more, and for the loops in C"
 
 
