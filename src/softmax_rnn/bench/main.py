@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # torch is imported when there is something to measure
 # The module and the function of each part: quick or not -> comparisons, as they come.
 PARTS = {
     "ops": ("ops", "run"),
+    "heads": ("ops", "heads"),
     "field": ("field", "run"),
     "decode": ("steps", "decode"),
     "train": ("steps", "train"),

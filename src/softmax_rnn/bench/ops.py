@@ -1,4 +1,5 @@
 """``bench ops``: attention against SDPA, against the dense computation, against other packages; how time grows with T, form by form.
+``bench heads``: heads of 16 and 32 channels, as small models have them, against SDPA.
 
 The packages come with the ``[bench]`` extra; where one is missing, its contests are left out.
 """
@@ -6,7 +7,7 @@ The packages come with the ``[bench]`` extra; where one is missing, its contests
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,14 +49,26 @@ def run(quick: bool = False) -> Iterator[Comparison]:
     yield from curves((32, 64) if quick else (64, 128, 256, 512, 1024, 2048, 4096), min(n, 3))
 
 
-def against_sdpa(B: int, H: int, T: int, D: int, dtype: torch.dtype, repetitions: int) -> Contest:
-    """Every parallel mechanism, forward and backward, against SDPA."""
+def heads(quick: bool = False) -> Iterator[Comparison]:
+    """Small heads, at the sizes of training and in longer rows; in half precision, too, where their sums are in float32."""
+    shapes = ((1, 2, 64, 16),) if quick else ((8, 4, 256, 16), (16, 8, 256, 32), (1, 8, 4096, 32))
+    for shape in shapes:
+        for dtype in (torch.float32, torch.bfloat16):
+            yield from against_sdpa(*shape, dtype, 1 if quick else 15, ("softmax", "norm", "length", "taylor2")).run()
+
+
+def against_sdpa(
+    B: int, H: int, T: int, D: int, dtype: torch.dtype, repetitions: int, only: Sequence[str] = ()
+) -> Contest:
+    """Parallel mechanisms, all or ``only`` these, forward and backward, against SDPA."""
     args = inputs(B, H, T, D, D, dtype)
     names = EXP | CLAMPED | {name: name for name in ("gate", *SERIES)}
+    names = {name: names[name] for name in only or names}
     targets = TARGETS if dtype == torch.float32 else {}
     gate = torch.rand(B, H, T).to(dtype)
     work = {n: both(ours(m, "parallel"), args) for n, m in names.items() if n != "gate"}
-    work["gate"] = both(lambda q, k, v: attention(q, k, v, "gate", form="parallel", output_gate=gate), args)
+    if "gate" in names:
+        work["gate"] = both(lambda q, k, v: attention(q, k, v, "gate", form="parallel", output_gate=gate), args)
     flops = dict.fromkeys(names, _flops(B, H, T, D))
     shape = f"({B}, {H}, {T}, {D}) forward+backward"
     return Contest(shape, "SDPA", both(sdpa, args), work, targets, repetitions, dtype, flops)

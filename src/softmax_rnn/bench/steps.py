@@ -104,7 +104,7 @@ def _decoding(lengths: list[int]) -> tuple[dict[str, Work], dict[str, int]]:
 
 def train(quick: bool = False) -> Iterator[Comparison]:
     """The laptop preset (tokens per second; quick: tiny), and steps at length 1,024 with attention by T x T tensors."""
-    preset, steps, rounds = ("tiny", 12, 1) if quick else ("laptop", 40, 2)
+    preset, steps, rounds = ("tiny", 12, 1) if quick else ("laptop", 40, 3)
     for name in ("softmax",) if quick else ("softmax", "norm"):
         m = training_speed(name, preset, steps, rounds, apart=not quick)
         note = f"{m.ours:,.0f} tokens/s, waiting for data {m.data_share:.2%} of the time"
