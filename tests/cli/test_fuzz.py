@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from softmax_rnn import cli
 from softmax_rnn.lab.config import RunConfig
 from softmax_rnn.lab.options import all_options
+from tests import PATIENCE
 
 OPTIONS = [name for name, _, _ in all_options(RunConfig)]
 WORDS = [
@@ -54,12 +55,12 @@ class Hang(Exception):
 
 
 @contextlib.contextmanager
-def alarm(seconds: int) -> Iterator[None]:
+def alarm() -> Iterator[None]:
     def ring(*_: Any) -> None:
         raise Hang
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(seconds)
+    signal.alarm(PATIENCE)
     try:
         yield
     finally:
@@ -70,7 +71,7 @@ def alarm(seconds: int) -> Iterator[None]:
 def ends_well(*argv: str) -> int:
     """Run a command; returns its exit code, 0 or 2."""
     out, err = io.StringIO(), io.StringIO()
-    with alarm(120), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with alarm(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             code = cli.main(list(argv))
         except SystemExit as left:  # --help

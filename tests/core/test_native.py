@@ -10,6 +10,7 @@ import torch
 import softmax_rnn as sr
 from softmax_rnn.backends import SOFTMAX_LSE, SoftmaxCall, choose, native
 from softmax_rnn.context import Context
+from tests import PATIENCE
 
 from .problems import Problem, assert_same, outputs_and_gradients
 
@@ -177,7 +178,7 @@ def test_a_forked_process_does_not_wait_for_threads_it_has_not(monkeypatch):
     try:
         _computed(results)
         child.start()
-        child.join(60)
+        child.join(PATIENCE)
         assert child.exitcode == 0
         assert [results.get(), results.get()] == [True, True]
     finally:

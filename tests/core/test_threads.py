@@ -8,6 +8,7 @@ import torch
 
 import softmax_rnn as sr
 from softmax_rnn.backends import native, threads
+from tests import PATIENCE
 from tests.core.problems import Problem, assert_same, outputs_and_gradients
 from tests.core.test_pieces import OPTIONS
 
@@ -60,7 +61,7 @@ def test_the_same_numbers_as_in_one_thread(loops, name, options, two, monkeypatc
 
 def test_work_is_divided(two):
     seen = set()
-    ready = threading.Barrier(2, timeout=30)
+    ready = threading.Barrier(2, timeout=PATIENCE)
 
     def work(some):
         if threading.get_ident() not in seen:
@@ -140,7 +141,7 @@ def test_a_forked_process_starts_its_own(two):
     results = context.SimpleQueue()
     child = context.Process(target=lambda: results.put(_doubled().tolist()))
     child.start()
-    child.join(60)
+    child.join(PATIENCE)
     assert child.exitcode == 0
     assert results.get() == [2.0] * 6
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import softmax_rnn as sr
+from tests import PATIENCE
 
 from .test_models_export import tokenizer
 
@@ -36,7 +37,7 @@ def call(*args, cwd):
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(cwd / "cache"), "HF_MODULES_CACHE": str(cwd / "modules")}
     quiet = {"TQDM_DISABLE": "1", "WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
     environment = {**os.environ, **offline, **quiet}
-    done = subprocess.run(args, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(args, cwd=cwd, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout + done.stderr
 

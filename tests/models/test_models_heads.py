@@ -20,6 +20,7 @@ from transformers import (
 
 import softmax_rnn as sr
 from softmax_rnn.models.folders import AUTO_MAP
+from tests import PATIENCE
 
 HEADS = {
     AutoModel: sr.SoftmaxRnnModel,
@@ -152,7 +153,9 @@ for auto in ({auto},):
 
 
 def run(code):
-    return subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=PATIENCE
+    )
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 from softmax_rnn.models import SoftmaxRnnForCausalLM
+from tests import PATIENCE
 
 SOME = ["softmax", "norm", "in_out_gate_layer", "linear_cosine", "taylor2", "relu_gate"]
 
@@ -130,6 +131,6 @@ def test_two_processes_give_the_gradient_of_one(tmp_path):
     script = tmp_path / "ddp.py"
     script.write_text(textwrap.dedent(DDP))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("same gradients") == 2

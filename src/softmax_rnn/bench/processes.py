@@ -84,6 +84,11 @@ def peak_mb() -> float:
         raise UserError("bench memory reads /proc and needs Linux.") from None
 
 
+def above(base: float) -> float:
+    """How far the peak has risen, in MB. Linux counts some pages late, so that what needs none may seem to need less than none."""
+    return max(0.0, peak_mb() - base)
+
+
 def attention_peak(name: str, form: str, T: int, D: int, E: int) -> float:
     """MB that forward and backward of one attention need above their inputs."""
     import torch
@@ -100,7 +105,7 @@ def attention_peak(name: str, form: str, T: int, D: int, E: int) -> float:
         }
         base = peak_mb()
         attention(q, k, v, name, form=form, **more).sum().backward()
-        return peak_mb() - base
+        return above(base)
 
     used(256)  # what torch itself allocates at its first call does not count
     return used(T)
@@ -136,7 +141,7 @@ def generation_peak(T: int) -> float:
     generate(WARM_UP)
     base = peak_mb()
     generate(T)
-    return peak_mb() - base
+    return above(base)
 
 
 def _command(*words: str) -> Work:
