@@ -261,13 +261,27 @@ def headline() -> str:
             "",
             *lines,
             "",
-            f"Of all {len(longer['claims'])} claims, {words}. [The whole table](docs/paper.md#verdicts).",
+            f"Of all {len(longer['claims'])} claims, {words}. [The whole table](docs/paper.md#verdicts).{twenty_times()}",
             "",
             f"![Test loss of softmax and of what replaces it](results/cpu/figures/{figure}.svg)",
             "",
             f"*{CAPTIONS[figure]} The paper's own scale (300M parameters) is there as `--scale paper` and has not been run.*",
         ]
     )
+
+
+def twenty_times() -> str:
+    """How the larger model ended, once it has been trained."""
+    if not (ROOT / "results/night/summary.json").exists():
+        return ""
+    ends = ", ".join(f"{curve['label']} {curve['final_test']['mean']:.3f}" for curve in larger(summary("night")))
+    about = "In a model twenty times as large, with one seed, which decides nothing, the losses end at"
+    return f" {about} {ends} ([curves](docs/paper.md#a-larger-model))."
+
+
+def larger(found: dict) -> list[dict]:
+    """The curves of the larger model that have ended."""
+    return [curve for curve in found["figures"][0]["panels"][0]["curves"] if curve["final_test"]]
 
 
 def whole(found: dict) -> list[str]:
@@ -311,7 +325,7 @@ def night() -> str:
     if not (ROOT / "results/night/summary.json").exists():
         return ""
     found = summary("night")
-    curves = [curve for curve in found["figures"][0]["panels"][0]["curves"] if curve["final_test"]]
+    curves = larger(found)
     tokens = curves[0]["test"]["x"]
     shown = [len(tokens) * quarter // 4 - 1 for quarter in (1, 2, 3, 4)]
 
