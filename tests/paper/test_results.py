@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -147,7 +148,36 @@ def test_a_claim_may_have_more_seeds_than_the_rest(tmp_path: Path) -> None:
     # The same command again, without --seeds, asks for what is planned.
     options = read_options(["linear_clearly_worse", "--scale", "cpu", "--out", str(tmp_path / "new")])
     assert options.seeds == 3
-    assert options.plan.more == {"linear_clearly_worse": 3}
+    assert options.plan.more == {}
+
+
+def test_a_figure_may_have_more_seeds_than_the_rest(tmp_path: Path) -> None:
+    """More seeds of one figure leave the others decided: before, they were asked for as many, and had lost their verdicts."""
+    cpu, folder = SCALES["cpu"], tmp_path / "cpu"
+    cells = {*plan("fig2", cpu, 1), *plan("fig4", cpu, 1), *plan("fig3", cpu, 2)}
+    write_runs(folder, cpu, cells, lambda cell: 3.0)
+
+    def ask(*words: str) -> Namespace:
+        options = read_options([*words, "--scale", "cpu", "--out", str(folder)])
+        results.write_plan(folder, options.plan)
+        return options
+
+    (folder / "plan.json").unlink()
+    assert ask("fig2", "--seeds", "1").seeds == 1  # the first figure says how many all have
+    assert ask("fig3", "--seeds", "2").seeds == 2
+    assert ask("ranking_kept_larger").seeds == ask("fig3").seeds == 2
+    assert ask("fig2").seeds == ask("norm_matches_softmax").seeds == 1
+    there = results.read_plan(folder)
+    assert (there.seeds, there.more) == (1, {"fig3": 2})
+    report = summarise(folder)
+    seeds = {claim.name: claim.tests[0].seeds for claim in report.claims}
+    assert (seeds["norm_matches_softmax"], seeds["ranking_kept_larger"]) == ([0], [0, 1])
+    drawn = {figure.name: figure.panels[0].curves[0] for figure in report.figures}
+    assert (drawn["fig2"].seeds, drawn["fig3"].seeds) == ([0], [0, 1])
+    assert not any(drawn[name].missing for name in ("fig2", "fig3", "fig4"))
+    assert any("fig3 --scale cpu --seeds 2" in command for command in report.commands)
+    assert ask("all", "--seeds", "2").seeds == 2
+    assert results.read_plan(folder) == results.Plan(cpu, 2)
 
 
 def test_the_night_has_one_figure_and_decides_nothing(tmp_path: Path) -> None:

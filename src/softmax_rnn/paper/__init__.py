@@ -3,7 +3,7 @@
     softmax-rnn reproduce quick                       minutes: recall order by order, five mechanisms on one corpus
     softmax-rnn reproduce all --scale cpu             every figure on a laptop, over as many sessions as it takes
     softmax-rnn reproduce fig2 --scale night          a model twenty times as large, one seed
-    softmax-rnn reproduce norm_matches_softmax --seeds 6   more seeds for one claim
+    softmax-rnn reproduce norm_matches_softmax --seeds 6   more seeds for one claim, or one figure
     softmax-rnn reproduce fig2 --scale paper --dry-run
 
 Stop it in any way, and run the same command again: it continues where it stopped. Runs that several figures share are run once, and
@@ -28,7 +28,7 @@ from ..errors import UserError
 from ..lab.config import RunConfig
 from ..lab.sweep import ENDED, add_options, run_all, status
 from ..tasks.recall import configs, first
-from .figures import FIGURES, choose, find_claim
+from .figures import FIGURES, choose, find_claim, of_scale
 from .results import Plan, PlannedRun, Results, command, read_plan, write_plan
 from .scales import SCALES, Cell, Scale, scale
 
@@ -64,15 +64,22 @@ def read_options(argv: list[str]) -> argparse.Namespace:
         raise UserError("quick is a scale of its own: leave --scale out, or name a figure.")
     options.scale = scale("quick" if options.figure == "quick" else options.scale or "cpu")
     options.out = options.out or Path("out") / options.scale.name
-    there = read_plan(options.out) if (options.out / "plan.json").exists() else Plan(options.scale, options.scale.seeds)
-    claim = find_claim(options.figure, options.scale)
-    options.seeds = options.seeds or (there.seeds if claim is None else len(there.seeds_of(claim.name)))
-    options.plan = (
-        Plan(options.scale, options.seeds)
-        if claim is None
-        else Plan(options.scale, there.seeds, {claim.name: options.seeds})
-    )
+    options.plan = _asked(options)
+    around = [
+        figure.name for figure in of_scale(options.scale) for claim in figure.claims if claim.name == options.figure
+    ]
+    options.seeds = options.seeds or len(options.plan.seeds_of(options.figure, *around))
     return options
+
+
+def _asked(options: argparse.Namespace) -> Plan:
+    """The plan with the seeds that are asked for: of one claim, or of one figure of a plan that is there, for these alone."""
+    name, chosen, planned = options.figure, options.scale, (options.out / "plan.json").exists()
+    there = read_plan(options.out) if planned else Plan(chosen, chosen.seeds)
+    alone = find_claim(name, chosen) is not None or (planned and name not in ("quick", "all"))
+    if not alone or not options.seeds:
+        return Plan(chosen, options.seeds or there.seeds, there.more)
+    return Plan(chosen, there.seeds, there.more | {name: options.seeds})
 
 
 def main(argv: list[str]) -> int:

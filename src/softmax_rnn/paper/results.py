@@ -1,4 +1,4 @@
-"""A reproduction's folder: its plan (``plan.json``: which scale, how many seeds, and claims that have more), what there is of the
+"""A reproduction's folder: its plan (``plan.json``: which scale, how many seeds, and what has more of them), what there is of the
 plan's runs, in folders or packed, and the example of a query that its page takes apart (``example.json``). What is missing or
 damaged is said, never invented.
 
@@ -36,15 +36,15 @@ Status = Literal["done", "diverged", "unfinished", "damaged", "missing"]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a reproduction folder is about: ``plan.json``. Single claims may have more seeds than the rest."""
+    """What a reproduction folder is about: ``plan.json``. Single figures and claims may have more seeds than the rest."""
 
     scale: Scale
     seeds: int
     more: dict[str, int] = field(default_factory=dict)
 
-    def seeds_of(self, claim: str) -> range:
-        """The seeds that decide a claim."""
-        return range(max(self.seeds, self.more.get(claim, 0)))
+    def seeds_of(self, *names: str) -> range:
+        """The seeds of a figure, or of a claim and its figure."""
+        return range(max(self.seeds, *(self.more.get(name, 0) for name in names)))
 
 
 def read_plan(folder: Path) -> Plan:
@@ -72,7 +72,8 @@ def write_plan(folder: Path, plan: Plan) -> None:
         if there.scale.name != plan.scale.name:
             raise UserError(f"{folder} holds the scale {there.scale.name}: choose another --out.")
         seeds = max(seeds, there.seeds)
-        more = there.more | {claim: max(n, there.more.get(claim, 0)) for claim, n in more.items()}
+        more = there.more | {name: max(n, there.more.get(name, 0)) for name, n in more.items()}
+    more = {name: n for name, n in more.items() if n > seeds}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         said = {"scale": plan.scale.name, "seeds": seeds} | ({"more": more} if more else {})

@@ -136,8 +136,8 @@ def summarise(folder: Path) -> Report:
     results = Results(plan.scale, folder, range(plan.seeds))
     figures = of_scale(plan.scale)
     stated = [(claim, figure) for figure in figures for claim in figure.claims]
-    claims = [_claim(claim, figure, results.over(plan.seeds_of(claim.name))) for claim, figure in stated]
-    cells = [cell for figure in figures for cell in figure.cells(plan.scale, results.seeds)]
+    claims = [_claim(claim, figure, results.over(plan.seeds_of(figure.name, claim.name))) for claim, figure in stated]
+    cells = [cell for figure in figures for cell in figure.cells(plan.scale, plan.seeds_of(figure.name))]
     cells += [cell for claim, _ in stated for cell in claim.cells(plan.scale, plan.seeds_of(claim.name))]
     runs = [results.planned(cell) for cell in dict.fromkeys(cells)]
     whole = "quick" if plan.scale.name == "quick" else "all"
@@ -149,13 +149,13 @@ def summarise(folder: Path) -> Report:
         headline=figures[0].name,
         bars=_recalled(folder) if plan.scale.name == "quick" else [],
         claims=claims,
-        figures=[_figure(figure, results) for figure in figures],
+        figures=[_figure(figure, results.over(plan.seeds_of(figure.name))) for figure in figures],
         example=read_example(folder),
         runs=[_run(planned) for planned in runs],
         environment=results.environment,
         commands=[
             command(whole, plan.scale, _out(results), plan.seeds),
-            *(command(claim, plan.scale, _out(results), seeds) for claim, seeds in plan.more.items()),
+            *(command(name, plan.scale, _out(results), seeds) for name, seeds in plan.more.items()),
             f"softmax-rnn report {shlex.quote(str(folder))}",
         ],
         made=results.last_day,
