@@ -117,6 +117,9 @@ def _curves(axis: Any, panel: PanelView, split: Split, skip: float) -> None:
     axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.set_xscale(panel.x_scale)
+    if panel.x_scale == "log":  # a tick at every value that was tried
+        axis.set_xticks(sorted({x for curve in panel.curves for x in curve.band(split).x}))
+        axis.xaxis.set_minor_formatter(NullFormatter())
     axis.xaxis.set_major_formatter(FuncFormatter(_count))
 
 
