@@ -92,12 +92,20 @@ def test_small_heads_are_for_tiles_and_others_for_torch():
     assert taken(32, dtype=torch.bfloat16) == "small tiles"
 
 
-def test_small_heads_in_half_precision_are_computed_in_float32():
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 2, 96, 32, dtype=torch.bfloat16) for _ in range(3))
-    found = sr.attention(q, k, v, "softmax")
-    assert found.dtype == torch.bfloat16
-    assert torch.equal(found, sr.attention(q.float(), k.float(), v.float(), "softmax").bfloat16())
+@pytest.mark.parametrize("queries", [64, 65, 141])
+@pytest.mark.parametrize("options", ["plain", "padding", "documents", "window"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_small_heads_in_half_precision_are_computed_in_float32(dtype, options, queries):
+    """Output and gradients are those of float32 for the same numbers, rounded once; two heads of queries share keys and values."""
+    half = Problem(Tq=queries, D=32, E=32, dtype=dtype).arguments("softmax")
+    single = {name: x.detach().float().requires_grad_() for name, x in half.items()}
+    direction = torch.randn(half["q"].shape, dtype=dtype, generator=torch.Generator().manual_seed(7))
+    for args in (half, single):
+        args["out"] = sr.attention(**args, mechanism="softmax", **_options(options, queries))
+        args["out"].backward(direction.to(args["out"].dtype))
+    assert torch.equal(half["out"], single["out"].to(dtype))
+    for name in "qkv":
+        assert torch.equal(half[name].grad, single[name].grad.to(dtype)), name
 
 
 def test_an_exported_program_knows_no_tiles():
