@@ -7,7 +7,7 @@ Figure 5 (4.4): the series cut at order n, for the exponential and for three lin
 Figure 6 (4.5): ablations of the denominator, of the gate and of the norm.
 Figures 8 and 9 (App. G) are figures 2 and 6 drawn large; ``quick`` is a first look at 2, 4 and 5.
 
-Two figures are our own, on questions that the paper leaves open at a small size.
+Three figures are our own, on questions that the paper leaves open at a small size.
 
 ``stability``: loss spikes hardly occur in small models, so stability is measured by the sensitivity to the learning rate (Wortsman
 et al. 2023): the final loss against learning rates from 1e-3 to 1e-1, with the paper's settings, without clipping gradients, and
@@ -15,7 +15,11 @@ without clamping scores.
 
 ``norms``: why are models with RMS and layer norm behind those with an L2 norm? Their outputs start √d times as large (d is the width of
 a head), so the attention branch may drown the residual. If that is the reason, RMS and layer norm whose weight starts at 1/√d
-catch up, and an L2 norm times √d falls behind, whether scores are clamped or not.
+catch up, and an L2 norm times √d falls behind, whether scores are clamped or not. And is an L2 norm small enough?
+
+``lag`` (``--scale night``): why does the norm fall behind softmax in the larger model on code? Its learning rate was softmax's; its
+output may start too large there, as RMS and layer norm do in the small one; a head under a norm can never be silent, as a
+head of softmax can whose values cancel; or it is the text.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ from .claims import (
     says,
     worse,
 )
-from .scales import GRID, LARGE, LONG, UNCLIPPED, Scale
+from .scales import BASE, GRID, LARGE, LONG, UNCLIPPED, Scale, Setting
 
 MAIN = ("softmax", "norm", "gate")
 LINEAR = ("linear_elu", "linear_relu", "linear_cosine")
@@ -287,7 +291,16 @@ STABILITY = Figure(
 )
 
 CLAMPED = ("softmax", "norm_clamp", "norm_large_clamp", "rms", "rms_small", "layer", "layer_small")
-UNCLAMPED = ("softmax", "norm", "norm_large", "rms_free", "rms_small_free", "layer_free", "layer_small_free")
+UNCLAMPED = (
+    "softmax",
+    "norm",
+    "norm_small",
+    "norm_large",
+    "rms_free",
+    "rms_small_free",
+    "layer_free",
+    "layer_small_free",
+)
 
 WHY = Figure(
     "norms",
@@ -295,11 +308,12 @@ WHY = Figure(
     "4.5",
     "Why do RMS and layer norm lag?",
     "The output of an RMS or layer norm starts √d times as large as that of an L2 norm (d = 16 is the width of a head). Here the L2 norm "
-    "is also made as large, and the others as small, with and without a clamp on the scores.",
+    "is also made as large, and the others as small, with and without a clamp on the scores. An L2 norm ÷ √d is smaller still.",
     lambda scale: (
         Panel("scores clamped at 5", scale.main, CLAMPED),
         Panel("scores not clamped", scale.main, UNCLAMPED),
         Panel("the paper's norms", scale.main, NORMS),
+        Panel("larger model", scale.main, ("softmax", "norm", "norm_small"), (LARGE,)),
     ),
     claims(
         "4.5",
@@ -321,6 +335,28 @@ WHY = Figure(
             worse("norm_large", "norm"),
             worse("norm_large_clamp", "norm_clamp"),
         ),
+        small_l2_is_no_worse=says(
+            "An L2 norm ÷ √d matches the plain one, in the small model and in the larger.",
+            *(matches("norm_small", "norm", size) for size in (BASE, LARGE)),
+        ),
+        small_l2_keeps_up=says(
+            "In the larger model an L2 norm ÷ √d matches softmax.", matches("norm_small", "softmax", LARGE)
+        ),
+    ),
+)
+
+LAG = Figure(
+    "lag",
+    "S3",
+    "4.2",
+    "Why does the norm fall behind in a larger model?",
+    "Four attempts to cure it, one seed each: a start 1/√d as large (d = 32 is the width of a head), a gate after the norm, other "
+    "learning rates, and prose in place of code. Softmax has the learning rate that is best for it.",
+    lambda scale: (
+        Panel("a smaller start", scale.main, ("softmax", "norm", "norm_small")),
+        Panel("a gate on every head", scale.main, ("softmax_gated", "norm_gated")),
+        Panel("learning rates", scale.main, ("norm",), tuple(Setting(lr=lr) for lr in (1e-3, None, 4e-3))),
+        Panel("prose", "sotu", ("softmax", "norm")),
     ),
 )
 
@@ -362,18 +398,19 @@ QUICK = Figure(
 )
 
 FIGURES: dict[str, Figure] = {
-    figure.name: figure for figure in (QUICK, FIG2, FIG3, FIG4, FIG5, FIG6, STABILITY, WHY, FIG8, FIG9)
+    figure.name: figure for figure in (QUICK, FIG2, FIG3, FIG4, FIG5, FIG6, STABILITY, WHY, LAG, FIG8, FIG9)
 }
-OURS = (STABILITY, WHY)
+OURS = {"cpu": (STABILITY, WHY), "night": (LAG,)}  # scale -> the questions that are our own
 
 
 def of_scale(scale: Scale) -> list[Figure]:
-    """The figures of a scale, in the order of the paper; our own belong to the laptop scale alone."""
+    """The figures of a scale, in the order of the paper."""
     if scale.name == "quick":
         return [QUICK]
     if scale.name == "night":  # to look at: one seed decides nothing
-        return [replace(FIG2, claims=())]
-    return [f for f in FIGURES.values() if f is not QUICK and (f not in OURS or scale.name == "cpu")]
+        return [replace(FIG2, claims=()), *OURS["night"]]
+    elsewhere = {figure.name for name, ours in OURS.items() if name != scale.name for figure in ours}
+    return [figure for figure in FIGURES.values() if figure is not QUICK and figure.name not in elsewhere]
 
 
 def choose(name: str, scale: Scale) -> list[Figure]:
@@ -385,7 +422,8 @@ def choose(name: str, scale: Scale) -> list[Figure]:
         raise UserError(f"Unknown figure {name!r}; figures are {', '.join(FIGURES)} and all. A claim's name does, too.")
     found = [figure for figure in figures if figure.name == name]
     if not found:
-        raise UserError(f"The scale {scale.name} has no figure {name!r}: it is for --scale cpu.")
+        home = next((home for home, ours in OURS.items() if FIGURES[name] in ours), "cpu")
+        raise UserError(f"The scale {scale.name} has no figure {name!r}: it is for --scale {home}.")
     return found
 
 

@@ -1,5 +1,5 @@
-"""How large the experiments are: ``quick`` (minutes), ``cpu`` (every figure, some nights on a laptop), ``night`` (figure 2 alone, with
-a model twenty times as large), ``paper`` (section 4 and appendix D); ``early`` is what ``cpu`` was in the first edition, less than a
+"""How large the experiments are: ``quick`` (minutes), ``cpu`` (every figure, some nights on a laptop), ``night`` (figure 2, with a
+model twenty times as large), ``paper`` (section 4 and appendix D); ``early`` is what ``cpu`` was in the first edition, less than a
 quarter as long.
 
 A scale turns a ``Cell`` (what is trained, on which text, in which setting, with which seed) into the configuration of a run. The
@@ -60,17 +60,26 @@ class Change:
         preset: where it starts.
         clamp: False takes exp(x) where the preset takes exp(min(x, 5)).
         start: the norm's output starts d ** start times as large, d being the width of a head.
+        gated: True adds a gate on every head's output, after the norm: a head may be silent.
     """
 
     preset: str
     clamp: bool = True
     start: float = 0.0
+    gated: bool = False
+
+    @property
+    def named(self) -> bool:
+        """True if the mechanism itself is the preset's, and only the model around it is changed."""
+        return self.clamp and not self.gated
 
     def mechanism(self) -> Mechanism:
         """The mechanism as a value."""
         from ..slots.presets import mechanism as resolve
 
         found = resolve(self.preset)
+        if self.gated:
+            found = replace(found, output_gate="after_norm")
         return found if self.clamp else replace(found, kernel=resolve("softmax").kernel)
 
 
@@ -83,8 +92,11 @@ CHANGES = {
     "layer_small": Change("layer", start=-0.5),
     "rms_small_free": Change("rms", clamp=False, start=-0.5),
     "layer_small_free": Change("layer", clamp=False, start=-0.5),
+    "norm_small": Change("norm", start=-0.5),
     "norm_large": Change("norm", start=0.5),
     "norm_large_clamp": Change("norm_clamp", start=0.5),
+    "softmax_gated": Change("softmax", gated=True),
+    "norm_gated": Change("norm", gated=True),
 }
 
 
@@ -101,7 +113,7 @@ def _changed(model: ModelConfig, name: str) -> ModelConfig:
     change, overrides = CHANGES[name], dict(model.overrides)
     if change.start:
         overrides["norm_scale"] = (overrides["hidden_size"] / overrides["num_attention_heads"]) ** change.start
-    mechanism: Any = change.preset if change.clamp else change.mechanism().to_dict()
+    mechanism: Any = change.preset if change.named else change.mechanism().to_dict()
     return replace(model, mechanism=mechanism, overrides=overrides)
 
 
@@ -182,7 +194,7 @@ def _laptop(size: Size) -> RunConfig:
 
 def _night(size: Size) -> RunConfig:
     if size != "base":
-        raise UserError("The scale night has figure 2 alone: other sizes are for --scale cpu.")
+        raise UserError("The scale night has one size: others are for --scale cpu.")
     shape = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_hidden_layers": 4}
     return RunConfig(
         data=DataConfig("torch", length=256, test_fraction=0.005),
@@ -242,7 +254,7 @@ SCALES = {
         "torch",
         1,
         _night,
-        "Figure 2 alone, at a larger size: a Llama of 4.7 million parameters on the source of torch.",
+        "Figure 2 at a larger size: a Llama of 4.7 million parameters on the source of torch.",
     ),
     "early": Scale(
         "early",

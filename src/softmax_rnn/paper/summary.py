@@ -59,6 +59,9 @@ LOOK = {
     "layer_length": ("layer norm ÷ length", "#e3bf7a"),
     "relu_norm": ("ReLU kernel, L2 norm", "#8c8c8c"),
     "norm_clamp": ("L2 norm, clamped", "#d1495b"),
+    "norm_small": ("L2 norm ÷ √d", "#e377c2"),
+    "norm_gated": ("L2 norm, gated heads", "#d1495b"),
+    "softmax_gated": ("softmax, gated heads", "#1b1b1b"),
     "norm_large": ("L2 norm × √d", "#2a78c2"),
     "norm_large_clamp": ("L2 norm × √d, clamped", "#2a78c2"),
     "rms_small": ("RMS norm, weight 1/√d", "#1b9e9e"),
@@ -254,7 +257,7 @@ def _curve(name: str, panel: Panel, results: Results) -> CurveView:
         formula=str(mechanism_of(name)),
         mechanism=name,
         train=Band() if panel.rates else Band.over([p.curve("train_loss") for p in ended]),
-        test=by_rate(ended) if panel.rates else Band.over([p.curve("test_loss") for p in ended]),
+        test=by_rate(ended, results.scale) if panel.rates else Band.over([p.curve("test_loss") for p in ended]),
         seeds=sorted({p.cell.seed for p in ended}),
         missing=sorted({p.cell.seed for p in runs if not p.ended}),
         runs=[p.folder.name for p in ended],
@@ -263,11 +266,15 @@ def _curve(name: str, panel: Panel, results: Results) -> CurveView:
     )
 
 
-def by_rate(runs: Sequence[PlannedRun]) -> Band:
+def by_rate(runs: Sequence[PlannedRun], scale: Scale) -> Band:
     """Final test losses over the seeds, at every learning rate; where a run diverged, a hole."""
+    finals: dict[float, list[float | None]] = {}
+    for planned in runs:
+        setting = planned.cell.setting
+        finals.setdefault(setting.lr or scale.recipe(setting.size).train.lr, []).append(planned.final("test_loss"))
     out = Band()
-    for rate in sorted({planned.cell.setting.lr or 0.0 for planned in runs}):
-        out.add(rate, [planned.final("test_loss") for planned in runs if planned.cell.setting.lr == rate])
+    for rate, losses in sorted(finals.items()):
+        out.add(rate, losses)
     return out
 
 
