@@ -347,23 +347,6 @@ def night() -> str:
     return "\n".join(lines)
 
 
-def lag() -> str:
-    """How far the norm ends behind softmax in the larger model, as it was and with what was tried against it."""
-    figure = next(figure for figure in summary("night")["figures"] if figure["name"] == "lag")
-    start, rates, prose = ({curve["mechanism"]: curve for curve in panel["curves"]} for panel in figure["panels"])
-
-    def end(curve: dict) -> float:
-        return curve["final_test"]["mean"]
-
-    softmax, norm = end(start["softmax"]), end(start["norm"])
-    tried = [("as it was", softmax, norm), ("a start 1/√d as large", softmax, end(start["norm_small"]))]
-    by_rate = zip(rates["norm"]["test"]["x"], rates["norm"]["test"]["mean"], strict=True)
-    tried += [(f"learning rate {rate:g} for the norm", softmax, loss) for rate, loss in by_rate if loss != norm]
-    tried.append(("prose", end(prose["softmax"]), end(prose["norm"])))
-    rows = [f"| {what} | {theirs:.3f} | {ours:.3f} | {ours - theirs:+.3f} |" for what, theirs, ours in tried]
-    return "\n".join(["| test loss after 8.2 million tokens | softmax | norm | gap |", "|---" * 4 + "|", *rows])
-
-
 def summary(scale: str) -> dict:
     """The committed results of a scale."""
     return json.loads((ROOT / "results" / scale / "summary.json").read_text())
@@ -392,7 +375,6 @@ def verdict_lines(found: dict, only: Sequence[str] | None = None) -> list[str]:
 
 NORMS = {  # a norm -> the mechanisms that have it, with scores clamped and not
     "L2": ("norm_clamp", "norm"),
-    "L2, ÷ √d": ("", "norm_small"),
     "L2, times √d": ("norm_large_clamp", "norm_large"),
     "RMS": ("rms", "rms_free"),
     "RMS, weight 1/√d": ("rms_small", "rms_small_free"),
@@ -482,14 +464,7 @@ PARTS = {
     "docs/expressiveness.md": expressiveness.PARTS,
     "docs/mechanisms.md": {"field": mechanisms},
     "README.md": {"verdicts": headline, "recall": recall, "bench": bench},
-    "docs/paper.md": {
-        "stability": stability,
-        "norms": norms,
-        "verdicts": verdicts,
-        "night": night,
-        "lag": lag,
-        "early": early,
-    },
+    "docs/paper.md": {"stability": stability, "norms": norms, "verdicts": verdicts, "night": night, "early": early},
     "docs/files.md": {"tree": tree},
     "docs/performance.md": {"measurements": measurements, "compiled": compiled, "roofline": roofline},
     "docs/microscope.md": {"inspections": inspections},

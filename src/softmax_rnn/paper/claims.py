@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .results import Results
 
 Metric = Literal["test_loss", "spikes", "sensitivity", "accuracy"]
-Where = Literal["main", "all"]
+Where = str  # a corpus; or "main", that of the figures with one; or "all"
 Region = tuple[float, float]
 
 MARGIN = 0.03
@@ -45,7 +45,7 @@ MANY = 100  # more seeds than anybody runs
 
 @dataclass(frozen=True)
 class Term:
-    """A signed summand: a mechanism in one or several settings, on the main corpus or on all."""
+    """A signed summand: a mechanism in one or several settings, on one corpus or on all."""
 
     weight: float
     mechanism: str
@@ -54,7 +54,7 @@ class Term:
 
     def cells(self, scale: Scale, seed: int) -> list[Cell]:
         """The runs it needs."""
-        corpora = [scale.main] if self.where == "main" else list(scale.corpora)
+        corpora = list(scale.corpora) if self.where == "all" else [scale.main if self.where == "main" else self.where]
         return [Cell(self.mechanism, corpus, setting, seed) for corpus in corpora for setting in self.settings]
 
 
@@ -307,7 +307,9 @@ def _difference(
     a: str, b: str, setting: Setting, where: Where, region: Region, metric: Metric = "test_loss", equal: bool = False
 ) -> Test:
     place = {"base": "", "large": ", larger model", "long": ", longer rows", "short": ""}[setting.size]
-    text = f"{a} − {b}{place}{', mean over the corpora' if where == 'all' else ''}, {metric.replace('_', ' ')}"
+    rate = "" if setting.lr is None else f", learning rate {setting.lr:g}"
+    text_of = {"main": "", "all": ", mean over the corpora"}.get(where, f", {where}")
+    text = f"{a} − {b}{place}{rate}{text_of}, {metric.replace('_', ' ')}"
     terms = Term(1.0, a, (setting,), where), Term(-1.0, b, (setting,), where)
     return Test(text, terms, region, metric, (-MARGIN, MARGIN) if equal else None)
 

@@ -1,5 +1,5 @@
-"""How large the experiments are: ``quick`` (minutes), ``cpu`` (every figure, some nights on a laptop), ``night`` (figure 2, with a
-model twenty times as large), ``paper`` (section 4 and appendix D); ``early`` is what ``cpu`` was in the first edition, less than a
+"""How large the experiments are: ``quick`` (minutes), ``cpu`` (every figure, some nights on a laptop), ``night`` (figure 2 alone, with
+a model twenty times as large), ``paper`` (section 4 and appendix D); ``early`` is what ``cpu`` was in the first edition, less than a
 quarter as long.
 
 A scale turns a ``Cell`` (what is trained, on which text, in which setting, with which seed) into the configuration of a run. The
@@ -194,7 +194,7 @@ def _laptop(size: Size) -> RunConfig:
 
 def _night(size: Size) -> RunConfig:
     if size != "base":
-        raise UserError("The scale night has one size: others are for --scale cpu.")
+        raise UserError("The scale night has figure 2 alone: other sizes are for --scale cpu.")
     shape = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_hidden_layers": 4}
     return RunConfig(
         data=DataConfig("torch", length=256, test_fraction=0.005),
@@ -254,7 +254,7 @@ SCALES = {
         "torch",
         1,
         _night,
-        "Figure 2 at a larger size: a Llama of 4.7 million parameters on the source of torch.",
+        "Figure 2 alone, at a larger size: a Llama of 4.7 million parameters on the source of torch.",
     ),
     "early": Scale(
         "early",

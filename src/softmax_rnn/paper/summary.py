@@ -257,7 +257,7 @@ def _curve(name: str, panel: Panel, results: Results) -> CurveView:
         formula=str(mechanism_of(name)),
         mechanism=name,
         train=Band() if panel.rates else Band.over([p.curve("train_loss") for p in ended]),
-        test=by_rate(ended, results.scale) if panel.rates else Band.over([p.curve("test_loss") for p in ended]),
+        test=by_rate(ended) if panel.rates else Band.over([p.curve("test_loss") for p in ended]),
         seeds=sorted({p.cell.seed for p in ended}),
         missing=sorted({p.cell.seed for p in runs if not p.ended}),
         runs=[p.folder.name for p in ended],
@@ -266,15 +266,11 @@ def _curve(name: str, panel: Panel, results: Results) -> CurveView:
     )
 
 
-def by_rate(runs: Sequence[PlannedRun], scale: Scale) -> Band:
+def by_rate(runs: Sequence[PlannedRun]) -> Band:
     """Final test losses over the seeds, at every learning rate; where a run diverged, a hole."""
-    finals: dict[float, list[float | None]] = {}
-    for planned in runs:
-        setting = planned.cell.setting
-        finals.setdefault(setting.lr or scale.recipe(setting.size).train.lr, []).append(planned.final("test_loss"))
     out = Band()
-    for rate, losses in sorted(finals.items()):
-        out.add(rate, losses)
+    for rate in sorted({planned.cell.setting.lr or 0.0 for planned in runs}):
+        out.add(rate, [planned.final("test_loss") for planned in runs if planned.cell.setting.lr == rate])
     return out
 
 

@@ -77,16 +77,13 @@ def _columns(figure: FigureView) -> Any:
         len(splits), len(panels), figsize=size, layout="constrained", squeeze=False, sharex="col"
     )
     for column, panel in enumerate(panels):
-        shown = [line for line, split in enumerate(splits) if any(not c.band(split).empty for c in panel.curves)]
         for line, split in enumerate(splits):
             _curves(axes[line][column], panel, split, BEGINNING)
             axes[line][column].set_ylabel(f"{split} loss" if column == 0 else "")
-            axes[line][column].set_visible(line in shown or not shown)
-        first = axes[shown[0] if shown else 0][column]
-        first.set_title(panel.title)
+        axes[0][column].set_title(panel.title)
         axes[-1][column].set_xlabel(panel.x_label)
-        if (not together or len(panels) == 1) and shown:
-            first.legend(fontsize=7 if len(panel.curves) > 6 else 8)
+        if (not together or len(panels) == 1) and not all(curve.empty for curve in panel.curves):
+            axes[0][column].legend(fontsize=7 if len(panel.curves) > 6 else 8)
     if together and len(panels) > 1:
         handles, labels = max((axis.get_legend_handles_labels() for axis in axes[0]), key=lambda pair: len(pair[1]))
         drawing.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)))
