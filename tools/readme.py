@@ -375,6 +375,7 @@ def verdict_lines(found: dict, only: Sequence[str] | None = None) -> list[str]:
 
 NORMS = {  # a norm -> the mechanisms that have it, with scores clamped and not
     "L2": ("norm_clamp", "norm"),
+    "L2, ÷ √d": (None, "norm_small"),
     "L2, times √d": ("norm_large_clamp", "norm_large"),
     "RMS": ("rms", "rms_free"),
     "RMS, weight 1/√d": ("rms_small", "rms_small_free"),
@@ -387,7 +388,9 @@ def norms() -> str:
     """Final test losses of the norms, large and small, clamped and not: mean and range over the seeds."""
     losses = finals_of(summary("cpu"))
 
-    def cell(mechanism: str) -> str:
+    def cell(mechanism: str | None) -> str:
+        if mechanism is None:
+            return "–"
         found = [loss for seed in "012" if (loss := losses.get((mechanism, "base", seed))) is not None]
         return f"{statistics.fmean(found):.3f} ({min(found):.3f} to {max(found):.3f})" if found else "not run"
 
@@ -395,12 +398,34 @@ def norms() -> str:
     return "\n".join([*lines, *(f"| {name} | {cell(a)} | {cell(b)} |" for name, (a, b) in NORMS.items())])
 
 
-def finals_of(found: dict) -> dict[tuple[str, str, str], float]:
-    """(mechanism, setting, seed) -> final test loss on the main corpus; infinite where a run diverged."""
+LAG = {  # what was tried -> corpus, setting, and the mechanisms: softmax, the norm, the norm ÷ √d
+    "prose": ("sotu", "large", ("softmax", "norm", "norm_small")),
+    "code": ("stdlib", "large", ("softmax", "norm", "norm_small")),
+    "code, a gate on every head": ("stdlib", "large", ("softmax_gated", "norm_gated", None)),
+    "code, half the learning rate": ("stdlib", "large-lr0.003", ("softmax", "norm", None)),
+}
+
+
+def lag() -> str:
+    """Final test losses in the larger of the small models, and what was tried to keep the norm from falling behind."""
+    found, lines = summary("cpu"), ["| larger model | softmax | L2 norm | L2 norm ÷ √d |", "|---" * 4 + "|"]
+    for what, (corpus, setting, names) in LAG.items():
+        losses = finals_of(found, corpus)
+        cells = []
+        for name in names:
+            own = [loss for (mechanism, where, _), loss in losses.items() if (mechanism, where) == (name, setting)]
+            spread = f"{statistics.fmean(own):.3f} ({min(own):.3f} to {max(own):.3f})" if own else "not run"
+            cells.append("–" if name is None else spread)
+        lines.append(f"| {what} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def finals_of(found: dict, corpus: str = "sotu") -> dict[tuple[str, str, str], float]:
+    """(mechanism, setting, seed) -> final test loss; infinite where a run diverged."""
     out = {}
     for run in found["runs"]:
         keys = run["keys"]
-        if keys["corpus"] == "sotu" and run["status"] in ("done", "diverged"):
+        if keys["corpus"] == corpus and run["status"] in ("done", "diverged"):
             loss = math.inf if run["status"] == "diverged" else run["test_loss"]
             out[keys["mechanism"], keys["setting"], keys["seed"]] = loss
     return out
@@ -464,7 +489,14 @@ PARTS = {
     "docs/expressiveness.md": expressiveness.PARTS,
     "docs/mechanisms.md": {"field": mechanisms},
     "README.md": {"verdicts": headline, "recall": recall, "bench": bench},
-    "docs/paper.md": {"stability": stability, "norms": norms, "verdicts": verdicts, "night": night, "early": early},
+    "docs/paper.md": {
+        "stability": stability,
+        "norms": norms,
+        "lag": lag,
+        "verdicts": verdicts,
+        "night": night,
+        "early": early,
+    },
     "docs/files.md": {"tree": tree},
     "docs/performance.md": {"measurements": measurements, "compiled": compiled, "roofline": roofline},
     "docs/microscope.md": {"inspections": inspections},

@@ -28,7 +28,7 @@ from softmax_rnn.paper.claims import (
     worse,
 )
 from softmax_rnn.paper.results import Results
-from softmax_rnn.paper.scales import GRID, LARGE, LONG, SCALES, Cell
+from softmax_rnn.paper.scales import GRID, LARGE, LONG, SCALES, Cell, Setting
 
 from .synthetic import write_run
 
@@ -101,6 +101,18 @@ def test_an_open_test_says_how_many_seeds_would_close_it(border: float) -> None:
 def test_an_open_test_at_the_border_stays_open() -> None:
     assert why_open([0.0, 0.02, 0.04], (0.0201, INFINITE)).endswith(f"{MANY} seeds do not decide either")
     assert why_open([0.0, 0.0, INFINITE], (-INFINITE, 0.03)) == "the interval crosses 0.03"  # no spread
+
+
+def test_a_test_may_name_its_corpus_and_its_learning_rate(tmp_path: Path) -> None:
+    slower = Setting("large", lr=3e-3)
+    for seed in range(2):
+        for corpus, gap in (("sotu", 0.5), ("stdlib", 0.0)):
+            write_run(tmp_path, CPU, Cell("softmax", corpus, slower, seed), 3.0)
+            write_run(tmp_path, CPU, Cell("norm", corpus, slower, seed), 3.0 + gap)
+    outcome = run_test(matches("norm", "softmax", slower, "stdlib"), Results(CPU, tmp_path, range(2)))
+    assert (outcome.verdict, outcome.mean) == ("holds", 0.0)
+    assert outcome.test.text == "norm − softmax, larger model, learning rate 0.003, stdlib, test loss"
+    assert {cell.corpus for cell in outcome.test.cells(CPU, 0)} == {"stdlib"}
 
 
 def test_a_diverged_run_counts_as_infinitely_bad(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ without clamping scores.
 
 ``norms``: why are models with RMS and layer norm behind those with an L2 norm? Their outputs start √d times as large (d is the width of
 a head), so the attention branch may drown the residual. If that is the reason, RMS and layer norm whose weight starts at 1/√d
-catch up, and an L2 norm times √d falls behind, whether scores are clamped or not. And is an L2 norm small enough?
+catch up, and an L2 norm times √d falls behind, whether scores are clamped or not.
 
 ``lag``: the norm falls behind softmax in the model of ``--scale night``, on code. Is it the text, in a model that is only twice as
 wide? Its output may start too large, as that of RMS and layer norm does; a head under a norm can never be silent, as a head of
@@ -312,7 +312,6 @@ WHY = Figure(
     lambda scale: (
         Panel("scores clamped at 5", scale.main, CLAMPED),
         Panel("scores not clamped", scale.main, UNCLAMPED),
-        Panel("the paper's norms", scale.main, NORMS),
     ),
     claims(
         "4.5",
