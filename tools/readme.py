@@ -403,6 +403,7 @@ LAG = {  # what was tried -> corpus, setting, and the mechanisms: softmax, the n
     "code": ("stdlib", "large", ("softmax", "norm", "norm_small")),
     "code, a gate on every head": ("stdlib", "large", ("softmax_gated", "norm_gated", None)),
     "code, half the learning rate": ("stdlib", "large-lr0.003", ("softmax", "norm", None)),
+    "code, four layers": ("stdlib", "deep", ("softmax", "norm", None)),
 }
 
 

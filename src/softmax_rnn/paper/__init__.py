@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import get_args
 
 from ..cli import Parser, whole
 from ..errors import UserError
@@ -30,7 +31,7 @@ from ..lab.sweep import ENDED, add_options, run_all, status
 from ..tasks.recall import configs, first
 from .figures import FIGURES, choose, find_claim, of_scale
 from .results import Plan, PlannedRun, Results, command, read_plan, write_plan
-from .scales import SCALES, Cell, Scale, scale
+from .scales import SCALES, Cell, Scale, Size, scale
 
 MEGABYTES = 2  # of disk for the text of a run; a checkpoint has 12 bytes for each parameter
 A100_FLOPS = 312e12  # dense bfloat16, NVIDIA's data sheet
@@ -50,9 +51,7 @@ def read_options(argv: list[str]) -> argparse.Namespace:
         "--seeds", type=whole(1, 100), help="how many seeds (quick and cpu: 3, night and paper: 1, early: 5)"
     )
     parser.add_argument("--out", type=Path, help="where to put everything (default: out/SCALE)")
-    parser.add_argument(
-        "--size", "--variant", choices=["base", "large", "long", "short"], help="only runs of this size"
-    )
+    parser.add_argument("--size", "--variant", choices=get_args(Size), help="only runs of this size")
     parser.add_argument(
         "--compile",
         action="store_true",

@@ -306,10 +306,10 @@ def conclude(judgements: Sequence[Judgement]) -> Verdict:
 def _difference(
     a: str, b: str, setting: Setting, where: Where, region: Region, metric: Metric = "test_loss", equal: bool = False
 ) -> Test:
-    place = {"base": "", "large": ", larger model", "long": ", longer rows", "short": ""}[setting.size]
+    places = {"large": ", larger model", "deep": ", larger and deeper model", "long": ", longer rows"}
     rate = "" if setting.lr is None else f", learning rate {setting.lr:g}"
     text_of = {"main": "", "all": ", mean over the corpora"}.get(where, f", {where}")
-    text = f"{a} − {b}{place}{rate}{text_of}, {metric.replace('_', ' ')}"
+    text = f"{a} − {b}{places.get(setting.size, '')}{rate}{text_of}, {metric.replace('_', ' ')}"
     terms = Term(1.0, a, (setting,), where), Term(-1.0, b, (setting,), where)
     return Test(text, terms, region, metric, (-MARGIN, MARGIN) if equal else None)
 

@@ -19,7 +19,7 @@ catch up, and an L2 norm times √d falls behind, whether scores are clamped or 
 
 ``lag``: the norm falls behind softmax in the model of ``--scale night``, on code. Is it the text, in a model that is only twice as
 wide? Its output may start too large, as that of RMS and layer norm does; a head under a norm can never be silent, as a head of
-softmax can whose values cancel; its learning rate was chosen by softmax.
+softmax can whose values cancel; its learning rate was chosen by softmax. Or is it that there are more layers?
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from .claims import (
     says,
     worse,
 )
-from .scales import BASE, GRID, LARGE, LONG, UNCLIPPED, Scale, Setting
+from .scales import BASE, DEEP, GRID, LARGE, LONG, UNCLIPPED, Scale, Setting
 
 MAIN = ("softmax", "norm", "gate")
 LINEAR = ("linear_elu", "linear_relu", "linear_cosine")
@@ -345,12 +345,13 @@ LAG = Figure(
     "4.2",
     "Does the norm fall behind in a larger model?",
     "The model that is twice as wide, on prose and on code, with what may keep the norm from falling behind: an output that starts "
-    "1/√d as large (d = 32 is the width of a head), a gate on every head after the norm, and half the learning rate.",
+    "1/√d as large (d = 32 is the width of a head), a gate on every head after the norm, and half the learning rate; and with four layers.",
     lambda scale: (
         Panel("prose", scale.main, ("softmax", "norm", "norm_small"), (LARGE,)),
         Panel("code", CODE, ("softmax", "norm", "norm_small"), (LARGE,)),
         Panel("code, a gate on every head", CODE, ("softmax_gated", "norm_gated"), (LARGE,)),
         Panel("code, half the learning rate", CODE, ("softmax", "norm"), (SLOWER,)),
+        Panel("code, four layers", CODE, ("softmax", "norm"), (DEEP,)),
     ),
     claims(
         "4.2",
@@ -373,6 +374,9 @@ LAG = Figure(
         ),
         slower_norm_keeps_up=says(
             "There the norm matches softmax at half the learning rate.", matches("norm", "softmax", SLOWER, CODE)
+        ),
+        norm_keeps_up_when_deeper=says(
+            "There the norm matches softmax with four layers in place of two.", matches("norm", "softmax", DEEP, CODE)
         ),
     ),
 )

@@ -24,7 +24,7 @@ from ..lab.tokenizer import TokenizerConfig
 if TYPE_CHECKING:
     from ..slots.mechanism import Mechanism
 
-Size = Literal["base", "large", "long", "short"]
+Size = Literal["base", "large", "deep", "long", "short"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Setting:
     """What is the same for all mechanisms that are compared.
 
     Args:
-        size: base; a larger model; longer rows; or base with a quarter of the steps.
+        size: base; a larger model; one that is deeper, too; longer rows; or base with a quarter of the steps.
         lr: another learning rate than the scale's.
         clip: False never clips gradients; True clips where the paper does, with a gate.
     """
@@ -46,7 +46,7 @@ class Setting:
         return "-".join(word for word in words if word)
 
 
-BASE, LARGE, LONG = Setting("base"), Setting("large"), Setting("long")
+BASE, LARGE, DEEP, LONG = Setting("base"), Setting("large"), Setting("deep"), Setting("long")
 RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 GRID = tuple(Setting("short", lr) for lr in RATES)
 UNCLIPPED = tuple(Setting("short", lr, clip=False) for lr in RATES)
@@ -175,11 +175,12 @@ SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, 
 
 def _laptop(size: Size) -> RunConfig:
     wide = SHAPE | {"hidden_size": 128, "intermediate_size": 256}  # twice as wide (the paper's: three times)
+    shapes = {"large": wide, "deep": wide | {"num_hidden_layers": 4}}
     steps = 500 if size == "short" else 2000
     return RunConfig(
         data=DataConfig("sotu", length=1024 if size == "long" else 256, test_fraction=0.02),
         tokenizer=TokenizerConfig("bpe", 1024),
-        model=ModelConfig("softmax", "nano", wide if size == "large" else SHAPE),
+        model=ModelConfig("softmax", "nano", shapes.get(size, SHAPE)),
         train=TrainConfig(  # longer rows, as many tokens
             steps=steps,
             warmup=steps // 10,
@@ -225,9 +226,10 @@ def _quick(size: Size) -> RunConfig:
 
 
 def _paper(size: Size) -> RunConfig:
-    if size == "short":
-        raise UserError("The paper has no experiment with learning rates: use --scale cpu.")
-    return {"base": paper, "large": paper_large, "long": paper_long}[size]()
+    sizes = {"base": paper, "large": paper_large, "long": paper_long}
+    if size not in sizes:
+        raise UserError("The paper has no experiment with learning rates or with depth: use --scale cpu.")
+    return sizes[size]()
 
 
 SCALES = {
