@@ -50,6 +50,11 @@ def test_claims_have_names_of_their_own_and_need_only_planned_runs() -> None:
     assert all(set(claim.cells(scale, range(3))) <= planned for claim in claims)
 
 
+def test_the_documents_count_the_runs() -> None:
+    document = (Path(__file__).parents[2] / "docs/paper.md").read_text()
+    assert f"everything: {len(plan('all', SCALES['cpu'], 3))} runs" in document
+
+
 def test_expanded_figures_need_no_further_runs() -> None:
     scale = SCALES["cpu"]
     assert set(plan("fig8", scale, 3)) <= set(plan("fig2", scale, 3))
