@@ -13,6 +13,7 @@ import yaml
 from softmax_rnn import cli
 from softmax_rnn.errors import UserError
 from softmax_rnn.paper import cost, plan, read_options, results
+from softmax_rnn.paper.figures import MAIN
 from softmax_rnn.paper.results import Results
 from softmax_rnn.paper.scales import SCALES, Cell
 from softmax_rnn.paper.summary import build, summarise
@@ -185,7 +186,7 @@ def test_the_night_has_one_figure_and_decides_nothing(tmp_path: Path) -> None:
     write_runs(tmp_path, night, plan("fig2", night, 1), lambda cell: 3.0 + 0.2 * (cell.mechanism == "gate"))
     report = summarise(tmp_path)
     assert [figure.name for figure in report.figures] == ["fig2"]
-    assert [curve.mechanism for curve in report.figures[0].panels[0].curves] == ["softmax", "norm", "gate"]
+    assert [curve.mechanism for curve in report.figures[0].panels[0].curves] == [*MAIN, "norm_small"]
     assert report.claims == []
     assert "one seed" in report.setting
     assert "4.7 million parameters" in report.setting

@@ -202,9 +202,9 @@ def _night(size: Size) -> RunConfig:
         tokenizer=TokenizerConfig("bpe", 4096),
         model=ModelConfig("softmax", "micro", shape),
         train=TrainConfig(  # bfloat16, as at the paper's scale
-            steps=2000, warmup=200, lr=2e-3, batch=16, eval_every=100, log_every=20, precision="bf16"
+            steps=5000, warmup=500, lr=2e-3, batch=16, eval_every=250, log_every=20, precision="bf16"
         ),
-        run=RunSettings(save_every=100, keep=1, threads=1),
+        run=RunSettings(save_every=250, keep=1, threads=1),
     )
 
 
