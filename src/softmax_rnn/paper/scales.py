@@ -1,4 +1,4 @@
-"""How large the experiments are: ``quick`` (minutes), ``cpu`` (every figure, some nights on a laptop), ``night`` (figure 2 alone, with
+"""How large the experiments are: ``quick`` (minutes), ``cpu`` (every figure, a night on a laptop), ``night`` (figure 2 alone, with
 a model twenty times as large), ``paper`` (section 4 and appendix D); ``early`` is what ``cpu`` was in the first edition, less than a
 quarter as long.
 
