@@ -327,7 +327,7 @@ def night() -> str:
     found = summary("night")
     curves = ended(found)
     tokens = curves[0]["test"]["x"]
-    shown = [len(tokens) * quarter // 4 - 1 for quarter in (1, 2, 3, 4)]
+    shown = [len(tokens) * tenths // 10 - 1 for tenths in (1, 3, 5, 7, 10)]
 
     def losses(curve: dict) -> str:
         return " | ".join(f"{curve['test']['mean'][i]:.3f}" for i in shown)
@@ -338,7 +338,7 @@ def night() -> str:
         f"{found['setting']} One seed decides nothing; it shows whether such a model goes the same way. `{found['commands'][0]}`",
         "",
         f"| test loss after | {' | '.join(f'{tokens[i] / 1e6:.1f} million tokens' for i in shown)} |",
-        "|---" * 5 + "|",
+        "|---" * (len(shown) + 1) + "|",
         *(f"| {curve['label']} | {losses(curve)} |" for curve in curves),
         "",
         "![Softmax and its replacements in a model of 4.7 million parameters](../results/night/figures/fig2.svg)",
