@@ -8,9 +8,10 @@ without clamping scores.
 a head), so the attention branch may drown the residual. If that is the reason, RMS and layer norm whose weight starts at 1/√d
 catch up, and an L2 norm times √d falls behind, whether scores are clamped or not.
 
-``lag``: the norm falls behind softmax in the model of ``--scale night``, on code. Is it the text, in a model that is only twice as
-wide? Its output may start too large, as that of RMS and layer norm does; a head under a norm can never be silent, as a head of
-softmax can whose values cancel; its learning rate was chosen by softmax. Or is it that there are more layers?
+``lag``: on code the model of ``--scale night`` falls behind softmax with a norm, if its training is as short as at the laptop scale.
+Does a model that is only twice as wide, too? A norm's output may start too large, as that of RMS and layer norm does; a head under
+a norm can never be silent, as a head of softmax can whose values cancel; the learning rate was chosen by softmax. Or is it that
+there are more layers?
 """
 
 from __future__ import annotations
