@@ -434,7 +434,7 @@ def finals_of(found: dict, corpus: str = "sotu") -> dict[tuple[str, str, str], f
 
 def stability() -> str:
     """Loss against the learning rate, and the sensitivity, of every mechanism."""
-    from softmax_rnn.paper.claims import interval, sensitivity
+    from softmax_rnn.paper.intervals import interval, sensitivity
     from softmax_rnn.paper.questions import FREE, STABLE
     from softmax_rnn.paper.scales import GRID, RATES, UNCLIPPED
 

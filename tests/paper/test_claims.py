@@ -10,23 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from softmax_rnn.paper.claims import (
-    INFINITE,
-    MANY,
     MARGIN,
     Claim,
     as_stable,
     conclude,
     gap_does_not_grow,
-    interval,
-    judge,
     less_stable,
     matches,
     more_spikes,
     no_more_spikes,
     run_test,
-    why_open,
     worse,
 )
+from softmax_rnn.paper.intervals import INFINITE, MANY, interval, judge, why_open
 from softmax_rnn.paper.results import Results
 from softmax_rnn.paper.scales import GRID, LARGE, LONG, SCALES, Cell, Setting
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ..paper.claims import INFINITE, MARGIN, Claim, Region, Test, claims, says
+from ..paper.claims import MARGIN, Claim, Test, claims, says
+from ..paper.intervals import INFINITE, Region
 from .design import WIDTHS, Point
 
 if TYPE_CHECKING:

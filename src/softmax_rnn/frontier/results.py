@@ -24,7 +24,8 @@ from ..forms import FORMS
 from ..forms.reference import constant_state, moment_bytes
 from ..lab.run import Run, find_run
 from ..lab.store import is_packed, read_packed
-from ..paper.claims import Claim, conclude, interval, run_test
+from ..paper.claims import Claim, conclude, run_test
+from ..paper.intervals import interval
 from ..paper.summary import judged
 from ..problem import Dims, Setting
 from ..report.data import ClaimView, finite, plain

@@ -3,16 +3,13 @@ say what is run, and the claims that rest on it (``figures.py`` lists them all).
 
 A **test** is a signed sum over mechanisms, for example norm - softmax, taken seed by seed: two runs with one seed see the same
 batches, and begin with the same weights unless one of them has gates. What is summed is the final test loss, the number of loss
-spikes in a run, or the sensitivity to the learning rate. The 95% Student-t interval over the seeds is compared with the region
-that the claim names: inside (holds), outside (does not hold), or across its border (inconclusive, as it is while a seed is
-missing). Where no run of a spike test has a single spike, nothing could have been seen: not testable here.
+spikes in a run, or the sensitivity to the learning rate. The region that the claim names decides over its interval
+(``intervals.py``); a test is inconclusive while a seed is missing, and where no run of a spike test has a single spike, nothing
+could have been seen: not testable here.
 
 ``MARGIN`` is the difference in loss that counts, in nats per token: 3% of perplexity. "Matches" means not worse by more than
-that; whether the two are equivalent (neither worse nor better by more) is computed beside it and decides nothing.
-
-The **sensitivity** (Wortsman et al. 2023) of a mechanism is its final loss, averaged over learning rates from 1e-3 to 1e-1, minus
-its loss at the best of them. No loss counts as more than that of a model that knows nothing, ln(vocabulary): a run that diverged
-has that. ``LEEWAY`` is the difference in sensitivity that counts.
+that; whether the two are equivalent (neither worse nor better by more) is computed beside it and decides nothing. ``LEEWAY`` is
+the difference in sensitivity that counts.
 """
 
 from __future__ import annotations
@@ -24,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ..report.data import Verdict
+from .intervals import INFINITE, Region, interval, judge, sensitivity, why_open
 from .scales import BASE, GRID, Cell, Scale, Setting
 
 if TYPE_CHECKING:
@@ -31,16 +29,10 @@ if TYPE_CHECKING:
 
 Metric = Literal["test_loss", "spikes", "sensitivity", "accuracy"]
 Where = str  # a corpus; or "main", that of the figures with one; or "all"
-Region = tuple[float, float]
 
 MARGIN = 0.03
 LEEWAY = 0.1
-INFINITE = math.inf
 UNITS = {"test_loss": "nats", "spikes": "spikes per run", "sensitivity": "nats", "accuracy": "of the answers"}
-# Two-sided 95% points of Student's t by degrees of freedom; more than nine take the last, which is on the safe side.
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-
-MANY = 100  # more seeds than anybody runs
 
 
 @dataclass(frozen=True)
@@ -180,69 +172,6 @@ class Judgement:
     verdict: Verdict
     note: str | None = None
     equivalent: Verdict | None = None
-
-
-def sensitivity(losses: Sequence[float], worst: float) -> float:
-    """The mean loss over the learning rates minus the lowest, where no loss counts as more than ``worst``.
-
-    >>> sensitivity([2.0, 3.0, INFINITE], worst=7.0)
-    2.0
-    """
-    counted = [min(loss, worst) for loss in losses]
-    return statistics.fmean(counted) - min(counted)
-
-
-def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and 95% interval; without bounds for a single value. Some infinite values leave it open above.
-
-    >>> interval([0.0, 0.1, 0.2])[1] < 0 < interval([0.0, 0.1, 0.2])[2]
-    True
-    """
-    mean = statistics.fmean(values)
-    if len(values) == 1:
-        return mean, -INFINITE, INFINITE
-    finite = [value for value in values if math.isfinite(value)]
-    if len(finite) < len(values):
-        direction = next(value for value in values if math.isinf(value))
-        _, low, high = interval(finite) if finite else (0.0, direction, direction)
-        return direction, min(low, direction), max(high, direction)
-    half = _half(statistics.stdev(values), len(values))
-    return mean, mean - half, mean + half
-
-
-def _half(spread: float, seeds: int) -> float:
-    """Half the width of the interval over so many seeds."""
-    return STUDENT[min(seeds - 2, len(STUDENT) - 1)] * spread / math.sqrt(seeds)
-
-
-def why_open(values: Sequence[float], region: Region) -> str:
-    """Why an interval decides nothing: the border that it crosses, and how many seeds would decide if mean and spread stayed.
-
-    >>> why_open([0.01, 0.02, 0.03], (-INFINITE, 0.03))
-    'the interval crosses 0.03; if mean and spread stay, 7 seeds decide'
-    """
-    mean, low, high = interval(values)
-    border = min((b for b in region if low <= b <= high), key=lambda b: abs(mean - b))
-    crossed = f"the interval crosses {border if abs(border) > 1e-3 else 0:g}"
-    if not math.isfinite(high - low):
-        return crossed
-    spread, enough = statistics.stdev(values), range(len(values) + 1, MANY + 1)
-    needed = next((n for n in enough if _half(spread, n) < abs(mean - border)), None)
-    decide = f"{needed} seeds decide" if needed else f"{MANY} seeds do not decide either"
-    return f"{crossed}; if mean and spread stay, {decide}"
-
-
-def judge(low: float, high: float, region: Region) -> Verdict:
-    """Where an interval lies with respect to a region.
-
-    >>> judge(0.05, 0.2, (0.03, INFINITE)), judge(-0.1, 0.0, (0.03, INFINITE)), judge(0.0, 0.1, (0.03, INFINITE))
-    ('holds', 'does not hold', 'inconclusive')
-    """
-    if region[0] <= low and high <= region[1]:
-        return "holds"
-    if high < region[0] or low > region[1]:
-        return "does not hold"
-    return "inconclusive"
 
 
 def run_test(test: Test, results: Results) -> Judgement:

@@ -25,8 +25,9 @@ from ..report.data import (
     Spread,
     finite,
 )
-from .claims import UNITS, Claim, Figure, Judgement, Panel, Region, conclude, run_test
+from .claims import UNITS, Claim, Figure, Judgement, Panel, conclude, run_test
 from .figures import FAMILIES, of_scale
+from .intervals import Region
 from .results import PlannedRun, Results, command, read_example, read_plan, write_example
 from .scales import Scale, mechanism_of
 

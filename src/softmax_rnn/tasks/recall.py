@@ -306,7 +306,7 @@ def _accuracies(config: RunConfig) -> dict[int, float] | None:
 
 def _interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
     """Mean and 95% interval, within 0 and 1; no interval for a single seed."""
-    from ..paper.claims import interval
+    from ..paper.intervals import interval
 
     mean, low, high = interval(values)
     return (mean, None, None) if len(values) == 1 else (mean, max(0.0, low), min(1.0, high))
