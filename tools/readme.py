@@ -385,17 +385,12 @@ NORMS = {  # a norm -> the mechanisms that have it, with scores clamped and not
 
 
 def norms() -> str:
-    """Final test losses of the norms, large and small, clamped and not: mean and range over the seeds."""
+    """Final test losses of the norms, large and small, clamped and not."""
     losses = finals_of(summary("cpu"))
-
-    def cell(mechanism: str | None) -> str:
-        if mechanism is None:
-            return "–"
-        found = [loss for seed in "012" if (loss := losses.get((mechanism, "base", seed))) is not None]
-        return f"{statistics.fmean(found):.3f} ({min(found):.3f} to {max(found):.3f})" if found else "not run"
-
     lines = ["| norm | scores clamped at 5 | not clamped |", "|---|---|---|"]
-    return "\n".join([*lines, *(f"| {name} | {cell(a)} | {cell(b)} |" for name, (a, b) in NORMS.items())])
+    for name, pair in NORMS.items():
+        lines.append(f"| {name} | {' | '.join(spread(losses, mechanism, 'base') for mechanism in pair)} |")
+    return "\n".join(lines)
 
 
 LAG = {  # what was tried -> corpus, setting, and the mechanisms: softmax, the norm, the norm ÷ √d
@@ -412,17 +407,27 @@ def lag() -> str:
     found, lines = summary("cpu"), ["| larger model | softmax | L2 norm | L2 norm ÷ √d |", "|---" * 4 + "|"]
     for what, (corpus, setting, names) in LAG.items():
         losses = finals_of(found, corpus)
-        cells = []
-        for name in names:
-            own = [loss for (mechanism, where, _), loss in losses.items() if (mechanism, where) == (name, setting)]
-            spread = f"{statistics.fmean(own):.3f} ({min(own):.3f} to {max(own):.3f})" if own else "not run"
-            cells.append("–" if name is None else spread)
-        lines.append(f"| {what} | {' | '.join(cells)} |")
+        lines.append(f"| {what} | {' | '.join(spread(losses, name, setting) for name in names)} |")
     return "\n".join(lines)
 
 
-def finals_of(found: dict, corpus: str = "sotu") -> dict[tuple[str, str, str], float]:
-    """(mechanism, setting, seed) -> final test loss; infinite where a run diverged."""
+Finals = dict[
+    tuple[str, str, str], float
+]  # (mechanism, setting, seed) -> final test loss; infinite where a run diverged
+
+
+def spread(losses: Finals, mechanism: str | None, setting: str) -> str:
+    """Mean and range over the seeds there are; how many, where that is not the plan's number."""
+    own = [loss for (name, where, _), loss in losses.items() if (name, where) == (mechanism, setting)]
+    if not own:
+        return "–" if mechanism is None else "not run"
+    usual = json.loads((ROOT / "results/cpu/plan.json").read_text())["seeds"]
+    many = "" if len(own) == usual else f", {len(own)} seeds"
+    return f"{statistics.fmean(own):.3f} ({min(own):.3f} to {max(own):.3f}{many})"
+
+
+def finals_of(found: dict, corpus: str = "sotu") -> Finals:
+    """The runs that have ended on a corpus."""
     out = {}
     for run in found["runs"]:
         keys = run["keys"]
@@ -433,7 +438,7 @@ def finals_of(found: dict, corpus: str = "sotu") -> dict[tuple[str, str, str], f
 
 
 def stability() -> str:
-    """Loss against the learning rate, and the sensitivity, of every mechanism."""
+    """Loss against the learning rate, and the sensitivity, of every mechanism, over the seeds with all rates."""
     from softmax_rnn.paper.intervals import interval, sensitivity
     from softmax_rnn.paper.questions import FREE, STABLE
     from softmax_rnn.paper.scales import GRID, RATES, UNCLIPPED
@@ -441,16 +446,17 @@ def stability() -> str:
     losses, worst = finals_of(summary("cpu")), math.log(1024)
     rows = [(name, GRID) for name in dict.fromkeys(STABLE + FREE)] + [(n, UNCLIPPED) for n in ("gate", "gate_free")]
     rates = [f"{rate:g}" for rate in RATES]
-    lines = [f"| mechanism | {' | '.join(rates)} | sensitivity |", "|---" * (len(rates) + 2) + "|"]
+    lines = [f"| mechanism | {' | '.join(rates)} | sensitivity | seeds |", "|---" * (len(rates) + 3) + "|"]
+    everywhere = sorted({seed for _, _, seed in losses}, key=int)
     for name, grid in rows:
-        seeds = [[losses.get((name, str(setting), str(seed))) for setting in grid] for seed in range(3)]
-        whole = [[min(x, worst) for x in seed if x is not None] for seed in seeds]
-        if any(len(seed) < len(grid) for seed in whole):
+        seeds = [[losses.get((name, str(setting), seed), math.nan) for setting in grid] for seed in everywhere]
+        whole = [[min(x, worst) for x in seed] for seed in seeds if not any(map(math.isnan, seed))]
+        if len(whole) < 2:
             continue
         mean, low, high = interval([sensitivity(seed, worst) for seed in whole])
         means = [f"{statistics.fmean(column):.2f}" for column in zip(*whole, strict=True)]
         called = f"`{name}`" + ("" if grid is GRID else ", gradients not clipped")
-        lines.append(f"| {called} | {' | '.join(means)} | {mean:.2f} [{low:.2f}, {high:.2f}] |")
+        lines.append(f"| {called} | {' | '.join(means)} | {mean:.2f} [{low:.2f}, {high:.2f}] | {len(whole)} |")
     return "\n".join(lines)
 
 
