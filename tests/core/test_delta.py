@@ -194,6 +194,31 @@ def test_beta_zero_and_zero_keys_write_nothing(kernel):
             assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), list(leaves.values())))
 
 
+@pytest.mark.parametrize("form", ["reference", "parallel", "chunked", "recurrent"])
+@pytest.mark.parametrize(("order", "length"), [(1, 1e-10), (2, 1e-6), (4, 1e-3)])
+def test_the_gradient_of_a_short_key_is_finite(order, length, form):
+    # The slope of beta / kappa, beta / kappa^2, leaves float32 long before kappa does.
+    m = sr.Mechanism(sr.Power(order), sr.Unnormalised(), norm="l2", update="delta")
+    tensors = torch.randn(3, 1, 1, 8, 16, generator=torch.Generator().manual_seed(0))
+    tensors[1, :, :, 3] *= length
+    for dtype in (torch.float32, torch.bfloat16):
+        leaves = [x.to(dtype).requires_grad_() for x in tensors]
+        out = sr.attention(*leaves, m, beta=torch.ones(1, 1, 8, dtype=dtype), form=form)
+        assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), leaves))
+
+
+@pytest.mark.parametrize("form", ["reference", "parallel", "chunked", "recurrent"])
+@pytest.mark.parametrize("order", [1, 2, 4])
+def test_a_key_too_short_for_the_dtype_writes_nothing(order, form):
+    m = sr.Mechanism(sr.Power(order), sr.Unnormalised(), norm="l2", update="delta")
+    q, k, v = torch.randn(3, 1, 1, 8, 16, generator=torch.Generator().manual_seed(0)).unbind()
+    k[:, :, 3] = 0
+    beta = torch.ones(1, 1, 8)
+    want = sr.attention(q, k, v, m, beta=beta, form=form)
+    k[:, :, 3, 0] = 1e-19
+    torch.testing.assert_close(sr.attention(q, k, v, m, beta=beta, form=form), want)
+
+
 @pytest.mark.parametrize("kernel", ["power1", "taylor2", "exp", "clamp"])
 @pytest.mark.parametrize("decay", ["head", "token", "channel"])
 @pytest.mark.parametrize("fall", [-5.0, -50.0])

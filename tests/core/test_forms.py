@@ -171,6 +171,15 @@ def test_empty_batch(name):
         assert found["out"].shape == (0, 4, 13, 3)
 
 
+@pytest.mark.parametrize("name", ["norm", "linear_elu", "taylor2", "near2", "deltanet", "mamba2"])
+@pytest.mark.parametrize("sizes", [{"Tq": 0}, {"B": 0}, {"Tq": 0, "Tk": 0}])
+def test_gradients_of_nothing_are_zeros(name, sizes):
+    for form in ["reference", *forms(name)]:
+        args = Problem(**sizes).arguments(name)
+        sr.attention(mechanism=name, form=form, **args).sum().backward()
+        assert all(args[x].grad is not None and not args[x].grad.any() for x in "qkv")
+
+
 @pytest.mark.parametrize("name", ["length", "relu_gate"])
 def test_slope_at_the_clamp(name):
     # A score of exactly the limit: every form has the slope of below, as torch.clamp has.

@@ -73,7 +73,8 @@ def _order_1(coefficients: Sequence[float]) -> bool:
 def scan(x: Sequences, coefficients: Sequence[float], chunk_size: int | None = None) -> tuple[Tensor, Tensor]:
     """The output (N, G, T, E) and the state after. T = 0 is allowed."""
     if x.q.numel() == 0:
-        return x.q.new_zeros(*x.q.shape[:3], x.v.shape[-1]) + x.q.sum() * 0, x.state
+        nothing = (x.q.sum() + x.k.sum() + x.v.sum()) * 0  # in the graph: gradients are zeros, too
+        return x.q.new_zeros(*x.q.shape[:3], x.v.shape[-1]) + nothing, x.state
     chunk = x.chunk(chunk_size)
     tensors, _ = x.whole(chunk)
     if _order_1(coefficients):

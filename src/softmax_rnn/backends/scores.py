@@ -8,7 +8,9 @@ Written as one product, (q exp(a_t)) . (k exp(-a_s)) overflows after a few dozen
     keys inside the block             relative to the beginning of the block, if no channel falls by more than e^-60 inside it;
                                       otherwise in blocks of 16, whose own 16 x 16 pairs are written out
 
-The gradient of the clocks needs no care: x depends on them only through q exp(a) and k exp(-a), so da_t = q_t dq_t and da_s = -k_s dk_s.
+The gradient of the clocks comes with the others: x depends on them only through q exp(a) and k exp(-a), so da_t = q_t dq_t and
+da_s = -k_s dk_s. The pair s = t, which does not fade, is in both and cancels up to rounding: where its weight is 1e3 times those of
+all other keys, what is left in float32 has few digits.
 
 **Weights** w(x) and slopes w'(x), with as few passes over the tile as possible.
 

@@ -21,8 +21,8 @@ from ..errors import MechanismError
 from ..problem import Problem, Setting, Sums
 from ..slots.kernels import Kernel, Near
 from ..state import KroneckerState, KVState, NearState, State, check_state_size, state_rows
-from .parallel import attend, relative
-from .reference import Cost, Form, constant_state, moment_bytes, near_and_far, no_constant_state
+from .parallel import attend
+from .reference import Cost, Form, constant_state, moment_bytes, near_and_far, no_constant_state, relative
 
 ALIGNED = 8  # columns
 
@@ -76,7 +76,8 @@ class Chunked(Form):
     def _moments(self, p: Problem, call: MomentsCall) -> tuple[Tensor, Tensor]:
         """(N, G, T, E) and the moments after."""
         if p.causal and call.k.shape[1] == 0:
-            return call.read(call.moments), call.moments
+            nothing = call.k.sum() + call.v.sum()  # 0, in the graph: their gradients are zeros, too
+            return call.read(call.moments) + nothing, call.moments + nothing
         clock = chunk_clock(p.clock, p.documents, p.k.shape[1])
         channels = None if p.channels is None else p.channels.flatten(0, 1)
         if p.causal:
@@ -223,7 +224,7 @@ def moments_call(
         room = -columns % ALIGNED if torch.compiler.is_exporting() or (T > 1 and v.device.type == "cpu") else 0
         ones = torch.ones_like(v[..., :1]) if keep is None else torch.ones_like(v[..., :1]) * keep[:, None, :, None]
         v = torch.cat([v, F.pad(ones, (0, room))], -1)
-    beta = None if p.beta is None else relative(p.beta, k, kernel, p.scale).to(wide).flatten(0, 1)
+    beta = None if p.beta is None else relative(p.beta, k, kernel, p.scale).flatten(0, 1)
     rows = state_rows(kernel, D)
     moments = (
         v.new_zeros(B, Hkv, rows, v.shape[-1])

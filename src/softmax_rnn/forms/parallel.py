@@ -10,8 +10,8 @@ The delta rule is a change of values, then the same sums:
 
     u_s = beta_s / kappa_ss (v_s - what is read at k_s before)        kappa_ss = w(x_ss), x_ss = scale |k_s|^2
 
-beta is relative to kappa_ss, so that beta = 1 replaces what was there at any order and any size of keys; where kappa_ss = 0 nothing can be
-read, and nothing is written. For exp kappa stays in the exponent: what is kept is exp(x_ss) u_s, and reads subtract x_ss.
+beta is relative to kappa_ss, so that beta = 1 replaces what was there at any order and any size of keys (``relative`` in reference.py).
+For exp kappa stays in the exponent: what is kept is exp(x_ss) u_s, and reads subtract x_ss.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from torch import Tensor
 
 from ..backends import SoftmaxCall, WeightedCall, native, softmax_lse, weighted_sum
 from ..backends.delta import delta_tiles
-from ..backends.dense import weight
 from ..backends.tiles import SMALL
 from ..context import Context
 from ..problem import Problem, Setting, Sums
 from ..slots.kernels import Kernel, Near
 from ..slots.mechanism import Mechanism
 from ..state import KVState, State
-from .reference import Cost, Form, count_keys, near_and_far, own_scores, with_own_scores
+from .reference import Cost, Form, count_keys, near_and_far, relative, with_own_scores
 
 
 class Parallel(Form):
@@ -114,19 +113,6 @@ def _nothing(q: Tensor, k: Tensor, v: Tensor) -> Sums:
 # The delta rule.
 
 
-def relative(beta: Tensor, k: Tensor, kernel: Kernel, scale: float) -> Tensor:
-    """beta / kappa_ss of the newest keys (B, Hkv, T), in float32 at least; for exp beta itself."""
-    k = k[:, :, k.shape[2] - beta.shape[2] :]
-    own = own_scores(k, kernel, scale)
-    if kernel.exponential:
-        return beta.to(own.dtype)
-    kappa = weight(own, kernel.coefficients or (), kernel.limit)
-    some = kappa != 0
-    return torch.where(
-        some, beta.to(own.dtype) / torch.where(some, kappa, torch.ones_like(kappa)), torch.zeros_like(kappa)
-    )
-
-
 def write(p: Problem, kv: KVState, context: Context) -> tuple[KVState, Context]:
     """Keys with what was written at each in place of the values, and who sees them; in float32 at least."""
     if p.beta is None:
@@ -140,7 +126,7 @@ def write(p: Problem, kv: KVState, context: Context) -> tuple[KVState, Context]:
     lo = None
     if context.cut:
         lo = replace(context, queries=new, causal=True).bounds()[0].expand(B, -1).repeat_interleave(Hkv, 0)
-    b = relative(p.beta, k, kernel, p.scale).to(wide)
+    b = relative(p.beta, k, kernel, p.scale)
     u = delta_tiles(
         k.to(wide).flatten(0, 1),
         kv.value.to(wide).flatten(0, 1),

@@ -98,7 +98,7 @@ class Recurrent(Chunked):
             state = torch.baddbmm(state, writes[:, t % TOKENS, :, None], value)
             outputs.append(read if late is None else read * late[:, t, None, None])
         if not outputs:
-            return q.new_zeros(*q.shape[:3], v.shape[-1]) + q.sum() * 0, state
+            return q.new_zeros(*q.shape[:3], v.shape[-1]) + (q.sum() + k.sum() + v.sum()) * 0, state
         return torch.stack(outputs, 2), state
 
 

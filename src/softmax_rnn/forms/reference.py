@@ -190,20 +190,17 @@ def delta_dense(k: Tensor, v: Tensor, beta: Tensor, context: Context, kernel: Ke
         a = context.channels
         fall = (a[:, :, :, None] - a[:, :, None]).masked_fill(~mask[..., None], -torch.inf).exp().to(wide)
         x = torch.einsum("bhtd,bhsd,bhtsd->bhts", k.to(wide) * scale, k.to(wide), fall)
-    own, softcap = own_scores(k, kernel, scale), kernel.softcap
     log_decay = (
         torch.zeros_like(x)
         if context.clock is None
         else (context.clock[..., None] - context.clock[:, :, None]).to(wide)
     )
     log_decay = log_decay.masked_fill(~mask, -torch.inf)
-    b = beta.to(wide)
+    b = relative(beta, k, kernel, scale)
     if kernel.exponential:
-        x = x if softcap is None else softcap * torch.tanh(x / softcap)
-        strength = (x - own[:, :, None] + log_decay).masked_fill(~mask, -torch.inf).exp()
+        x = x if kernel.softcap is None else kernel.softcap * torch.tanh(x / kernel.softcap)
+        strength = (x - own_scores(k, kernel, scale)[:, :, None] + log_decay).masked_fill(~mask, -torch.inf).exp()
     else:
-        kappa = weight(own, kernel.coefficients or (), kernel.limit)[:, :, T - new :]
-        b = torch.where(kappa != 0, b / torch.where(kappa != 0, kappa, torch.ones_like(kappa)), torch.zeros_like(b))
         strength = weight(x, kernel.coefficients or (), kernel.limit).masked_fill(~mask, 0.0) * log_decay.exp()
     written = list(v.to(wide).unbind(2))
     for i in range(new):
@@ -219,6 +216,22 @@ def own_scores(k: Tensor, kernel: Kernel, scale: float) -> Tensor:
     wide = k.to(torch.promote_types(k.dtype, torch.float32))
     x, softcap = (wide * scale * wide).sum(-1), kernel.softcap
     return x if softcap is None else softcap * torch.tanh(x / softcap)
+
+
+def relative(beta: Tensor, k: Tensor, kernel: Kernel, scale: float) -> Tensor:
+    """beta / kappa_ss of the newest keys (B, Hkv, T), in float32 at least; for exp beta itself.
+
+    Where kappa_ss is 0, or so small that the quotient leaves no room in the dtype (below 1e-31 in float32), nothing is written. It is
+    computed in float64, where its gradient, beta / kappa_ss^2 times a slope as small, stays in range.
+    """
+    wide = torch.promote_types(k.dtype, torch.float32)
+    if kernel.exponential:
+        return beta.to(wide)
+    k = k[:, :, k.shape[2] - beta.shape[2] :].double()
+    kappa = weight(own_scores(k, kernel, scale), kernel.coefficients or (), kernel.limit)
+    some = kappa >= torch.finfo(wide).tiny / torch.finfo(wide).eps
+    quotient = beta.double() / kappa.where(some, torch.ones_like(kappa))
+    return quotient.where(some, torch.zeros_like(kappa)).to(wide)
 
 
 def with_own_scores(context: Context, k: Tensor, kernel: Kernel, scale: float) -> Context:
