@@ -250,7 +250,7 @@ def headline() -> str:
         found, mark = (longer, "") if name in decided else (early, EARLY)
         claim = next(claim for claim in found["claims"] if claim["name"] == name)
         lines.append(f"- **{claim['verdict']}**: {claim['sentence']}{mark}")
-    words = ", ".join(f"{many} {COUNTED[verdict]}" for verdict, many in longer["counts"].items() if many)
+    theirs, ours = (counted([claim for claim in longer["claims"] if claim["ours"] is own]) for own in (False, True))
     left = len(longer["runs"]) - finished(longer)
     progress = f" So far {finished(longer)} of {len(longer['runs'])} runs are done." if left else ""
     marked = " What is marked is from runs of a quarter of that length." if any(EARLY in line for line in lines) else ""
@@ -261,7 +261,7 @@ def headline() -> str:
             "",
             *lines,
             "",
-            f"Of all {len(longer['claims'])} claims, {words}. [The whole table](docs/paper.md#verdicts).{twenty_times()}",
+            f"Of the paper's {theirs}. Of our own {ours}. [The whole table](docs/paper.md#verdicts).{twenty_times()}",
             "",
             f"![Test loss of softmax and of what replaces it](results/cpu/figures/{figure}.svg)",
             "",
@@ -270,12 +270,19 @@ def headline() -> str:
     )
 
 
+def counted(claims: list[dict]) -> str:
+    """35 claims, 19 hold, ..."""
+    verdicts = [claim["verdict"] for claim in claims]
+    words = (f"{verdicts.count(verdict)} {said}" for verdict, said in COUNTED.items() if verdict in verdicts)
+    return f"{len(claims)} claims, {', '.join(words)}"
+
+
 def twenty_times() -> str:
     """How the model twenty times as large ended, once it has been trained."""
     if not (ROOT / "results/night/summary.json").exists():
         return ""
     ends = ", ".join(f"{curve['label']} {curve['final_test']['mean']:.3f}" for curve in ended(summary("night")))
-    about = "In a model twenty times as large, with one seed, which decides nothing, the losses end at"
+    about = "A model twenty times as large was trained once, which decides nothing. Its final losses:"
     return f" {about} {ends} ([curves](docs/paper.md#a-model-twenty-times-as-large))."
 
 

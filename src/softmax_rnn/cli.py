@@ -46,6 +46,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """One line, exit code 2, as ``main`` does it."""
+        left = message.removeprefix("unrecognized arguments: ")
+        if left != message and not left.startswith("-"):
+            message += " (one too many: does a pattern such as runs/name-* match several runs?)"
         raise UserError(message)
 
     def format_help(self) -> str:

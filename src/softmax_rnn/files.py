@@ -66,7 +66,9 @@ def read_text(path: str | Path) -> str:
     try:
         return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not text in UTF-8 (byte {error.start + 1}).") from None
+        raise UserError(
+            f"{path} is not text in UTF-8 (byte {error.start + 1}): convert it first, for example with iconv."
+        ) from None
 
 
 def read_yaml(path: str | Path) -> Any:

@@ -48,12 +48,18 @@ def parser() -> argparse.ArgumentParser:
 
 def temperature(text: str) -> float:
     """0, or what the scores can be divided by."""
-    return 0.0 if text.strip() in ("0", "0.0") else decimal(0.01, 100.0)(text)
+    try:
+        return 0.0 if float(text) == 0 else decimal(0.01, 100.0)(text)
+    except (ValueError, argparse.ArgumentTypeError):
+        raise argparse.ArgumentTypeError(f"must be 0, or a number from 0.01 to 100, got {text[:40]!r}") from None
 
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parser().parse_args(argv)
+    prompt = read_text("-") if args.prompt == "-" else args.prompt
+    if any("\ud800" <= c <= "\udfff" for c in prompt):  # how Python spells bytes that are no UTF-8
+        raise UserError("The prompt is not text in UTF-8.")
     notice(f"loading torch, transformers and {args.model}")
     quieten()
     import torch
@@ -63,7 +69,7 @@ def main(argv: list[str]) -> int:
     where = place_of(args.model)
     trust = {"trust_remote_code": args.trust_remote_code}
     model, tokenizer = load_model(where, **trust).eval(), load_tokenizer(where, **trust)
-    inputs = _encode(tokenizer, read_text("-") if args.prompt == "-" else args.prompt)
+    inputs = _encode(tokenizer, prompt)
     if args.mechanism:
         _swap(model, args.mechanism, args.model, inputs)
     options: dict[str, Any] = {"do_sample": False}

@@ -133,13 +133,25 @@ def test_sweep_files(refused: Refused, tmp_path: Path, content: bytes, says: str
         ("a.jsonl", b'{"text": "\xff"}\n', "Line 1 of"),
         ("a.jsonl", b"[" * 100_000, "Line 1 of"),
         ("a.parquet", b"PAR1", "is not a readable parquet file"),
-        ("a.txt", b" \n", "is smaller than one row"),
+        ("a.txt", b" \n", "There is no text in text"),
+        ("a.txt", b"two words", "is smaller than one row"),
+        ("a.txt", b"a caf\xe9", "text/a.txt is not text in UTF-8 (byte 6)"),
+        ("a.txt", "in UTF-16".encode("utf-16"), "text/a.txt is not text in UTF-8 (byte 1)"),
     ],
 )
 def test_corpus_files(refused: Refused, tmp_path: Path, name: str, content: bytes, says: str) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / name).write_bytes(content)
     assert says in refused("train", "--preset", "tiny", "--data.source", "text")
+
+
+def test_more_runs_than_asked_for(refused: Refused) -> None:
+    assert "does a pattern such as runs/name-* match several runs?" in refused("generate", "first-1", "first-2")
+    assert "match several runs?" in refused("export", "first-1", "first-2", "out")
+
+
+def test_a_prompt_that_is_no_text(refused: Refused) -> None:
+    assert "The prompt is not text in UTF-8" in refused("generate", "nowhere", "--prompt", os.fsdecode(b"\xff"))
 
 
 def test_a_parquet_file_with_numbers(refused: Refused, tmp_path: Path) -> None:
@@ -166,7 +178,7 @@ def test_what_is_no_file_in_a_corpus(refused: Refused, tmp_path: Path, kind: str
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--temperature", "1e-300"], "--temperature: must be a number from 0.01 to 100"),
+        (["--temperature", "1e-300"], "--temperature: must be 0, or a number from 0.01 to 100"),
         (["--temperature", "nan"], "--temperature"),
         (["--seed", str(2**70)], "--seed: must be a whole number from 0"),
         (["--max-new-tokens", "0"], "--max-new-tokens"),

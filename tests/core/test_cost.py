@@ -13,6 +13,14 @@ def test_explain_says_what_auto_does():
     assert f"from T = {e.break_even:,}" in str(e)
 
 
+def test_explain_says_which_backend_computes_and_why_not_the_others():
+    said = str(sr.explain("fox", 1, 2, 64, 48, 48))
+    assert "sdpa (torch) is not used: the log-sum-exp, a cap, a decay or a bias is needed" in said
+    assert "parallel is computed by " in said
+    for name in sr.mechanisms():
+        assert str(sr.explain(name, 1, 2, 2**20, 16, 24)).count("parallel is computed by ") == 1
+
+
 def test_break_even_is_where_the_choice_changes():
     e = sr.explain("taylor2", 2, 4, 100, 8, 8)
     assert sr.explain("taylor2", 2, 4, e.break_even, 8, 8).choice == "chunked"

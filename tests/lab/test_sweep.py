@@ -6,12 +6,14 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import work
 import yaml
+from tests import PATIENCE
 
 from softmax_rnn import UserError, cli
 from softmax_rnn.lab.config import from_dict, parse, to_yaml
@@ -175,6 +177,25 @@ def test_a_refused_submission_is_one_line_and_leaves_nothing(
         (cluster / "refuse").write_text(refusal)
     assert says in refused("sweep", str(sweep_file(cluster, corpus)), "--slurm", *options)
     assert not (cluster / "runs").exists()
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_the_server_of_workers_starts(tmp_path: Path, corpus: Path) -> None:
+    # Ctrl-C reaches every process of the terminal, the server as well, which still imports.
+    (tmp_path / "ctrl_c.py").write_text("import os, signal\nos.killpg(os.getpgrp(), signal.SIGINT)\n")
+    script = "from softmax_rnn import cli; from softmax_rnn.lab import sweep; sweep.IMPORTED = ['ctrl_c']; "
+    script += f"raise SystemExit(cli.main(['sweep', {str(sweep_file(tmp_path, corpus))!r}, '--jobs', '1']))"
+    found = subprocess.run(
+        [sys.executable, "-c", f"import signal; signal.signal(2, signal.default_int_handler); {script}"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+        timeout=PATIENCE,
+    )
+    assert found.returncode == 130, found.stderr
+    assert "Traceback" not in found.stderr
+    assert cli.main(["sweep", str(tmp_path / "grid.yaml"), "--jobs", "2"]) == 0
 
 
 @pytest.mark.slow

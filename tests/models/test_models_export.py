@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 import softmax_rnn as sr
 from softmax_rnn.cli import main
 from softmax_rnn.models import load_model
+from softmax_rnn.models.folders import card
 
 
 def tokenizer():
@@ -58,6 +59,23 @@ def test_a_run(run, ids, tmp_path, capsys):
     assert all(str(m) in card for m in sr.SoftmaxRnnConfig.from_pretrained(out).layer_mechanisms())
     assert not any(str(tmp_path) in p.read_text() for p in out.glob("*.json"))
     assert [p.name for p in out.parent.iterdir()] == ["give"]
+
+
+def test_a_card_names_the_modules_of_others(monkeypatch):
+    class Squared(sr.Kernel):
+        """x^2 and 1."""
+
+        coefficients = (1.0, 0.0, 1.0)
+
+        def text(self):
+            return "1 + x^2"
+
+    monkeypatch.setattr(Squared, "__module__", "my_kernels")
+    monkeypatch.setattr(Squared, "__qualname__", "Squared")
+    config = sr.SoftmaxRnnConfig(vocab_size=100, num_hidden_layers=1)
+    monkeypatch.setattr(config, "layer_mechanisms", lambda: [sr.Mechanism(Squared(), sr.Sum())])
+    assert "the module `my_kernels`" in card(config)
+    assert "| needs |" not in card(sr.SoftmaxRnnConfig(vocab_size=100, num_hidden_layers=1, mechanism="retnet"))
 
 
 def test_a_patched_model(small, ids, tmp_path):

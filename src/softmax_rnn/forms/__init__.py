@@ -12,10 +12,12 @@ ones, plus a fixed cost for every small step, all of it less where the loops are
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from ..backends import BACKENDS, SOFTMAX_LSE, WEIGHTED_SUM, native, triton
+from ..backends import BACKENDS, SOFTMAX_LSE, WEIGHTED_SUM, SoftmaxCall, WeightedCall, native, triton
+from ..context import Context
 from ..errors import MechanismError
 from ..problem import Dims, Setting
 from ..slots.kernels import Near
@@ -23,7 +25,7 @@ from ..slots.mechanism import Mechanism
 from ..slots.presets import mechanism as resolve
 from ..state import KVState, readable_bytes, state_rows
 from .chunked import Chunked
-from .parallel import Parallel
+from .parallel import Parallel, needs_lse
 from .recurrent import Recurrent
 from .reference import Cost, Form, Reference, constant_state, fits
 
@@ -92,12 +94,34 @@ class Explanation:
             )
         else:
             lines.append("no recurrent state of constant size: only the parallel form computes it")
-        primitive = SOFTMAX_LSE if kernel.exponential else WEIGHTED_SUM
-        names = ", ".join(f"{x.name} ({x.backend})" for x in primitive)
-        lines.append(f"parallel tries in this order: {names}; backend= chooses among {', '.join(BACKENDS)}")
+        lines += self._implementations()
         lines.append(f"tiles and chunks of order 1: {native.describe()}")
         lines.append(triton.describe(kernel.width(D), E))
         return "\n".join(lines)
+
+    def _implementations(self) -> list[str]:
+        """What of torch's backends would compute the parallel form here, and why those before it would not."""
+        (B, H, T, D, E), m = self.sizes, self.mechanism
+        kernel = m.kernel.near if isinstance(m.kernel, Near) else m.kernel
+        number = torch.zeros((), device="cuda" if torch.cuda.is_available() else "cpu")
+        q, k, v = (number.expand(B, H, T, n) for n in (kernel.width(D), kernel.width(D), E))  # takes no memory
+        clock = number.expand(B, H, T) if m.decay in ("head", "token") else None
+        channels = number.expand(B, H, T, D) if m.decay == "channel" else None
+        bias = number.expand(B, H, T) if m.update == "delta" and kernel.exponential else None
+        context = Context(T, T, True, number.device, clock=clock, channels=channels, bias=bias)
+        call: Any = WeightedCall(q, k, v, context, 1.0, kernel.coefficients or (), kernel.limit, True)
+        if kernel.exponential:
+            call = SoftmaxCall(q, k, v, context, 1.0, kernel.softcap, isinstance(m.kernel, Near) or needs_lse(m))
+        lines: list[str] = []
+        for x in SOFTMAX_LSE if kernel.exponential else WEIGHTED_SUM:
+            if x.backend == "triton":  # has its own line
+                continue
+            reason = x.refuses(call)
+            if reason is None:
+                choice = f"backend= chooses among {', '.join(BACKENDS)}"
+                return [*lines, f"parallel is computed by {x.name} ({x.backend}); {choice}"]
+            lines.append(f"{x.name} ({x.backend}) is not used: {reason}")
+        return lines
 
 
 def explain(mechanism: str | Mechanism, B: int, H: int, T: int, D: int, E: int) -> Explanation:

@@ -1,6 +1,6 @@
 """``softmax-rnn frontier``: train what the frontier compares, judge the claims, and draw quality against cost.
 
-    softmax-rnn frontier                                     everything, two hours of one core; the same command continues it
+    softmax-rnn frontier                                     everything, a working day of one core; the same command continues it
     softmax-rnn frontier recall parity                       some arenas only
     softmax-rnn frontier --from results/frontier --draw      the page of runs that are there, without training
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import check_hub, read_bytes
+from ..files import check_hub, read_text
 
 TEXT_SUFFIXES = (".txt", ".md", ".py", ".abc")
 SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".parquet")
@@ -106,7 +106,7 @@ def open_corpus(name: str, subset: str | None = None, column: str = "text") -> C
     if not source:
         raise UserError("The name of the corpus is empty: give --data.source.")
     if source == "-" or _is_pipe(source):
-        return _from_text(name, read_bytes(source).decode("utf-8", errors="replace"))
+        return _from_text(name, read_text(source))
     if source in PACKAGED:
         packaged = PACKAGED[source]
         return _from_files(source, packaged.license, packaged.files(), column, packaged.split)
@@ -118,19 +118,22 @@ def open_corpus(name: str, subset: str | None = None, column: str = "text") -> C
     if re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not source.endswith(SUFFIXES):
         return _from_hub(source, subset, "see the dataset's page", column)
     raise UserError(
-        f"No corpus {name!r}: give one of {', '.join([*PACKAGED, *HUB])}, an existing file, folder or glob of "
+        f"No corpus {name!r}: give one of {', '.join([*PACKAGED, *HUB])}, an existing file, a folder or glob of "
         f"{' '.join(SUFFIXES)}, or a hub name owner/dataset."
     )
 
 
 def _local_files(source: str) -> list[Path]:
-    """The files of a folder or glob. What looks like text and is none (a broken link, a pipe) is refused, not waited for."""
+    """One file of any name, or the files of a folder or glob. What looks like text and is none (a broken link, a pipe) is refused,
+    not waited for."""
     if os.path.isdir(source):
         found = [p for p in Path(source).rglob("*") if p.suffix in SUFFIXES and not p.is_dir()]
+    elif os.path.exists(source):
+        found = [Path(source)]
     else:
         found = [Path(p) for p in glob.glob(source, recursive=True) if not os.path.isdir(p)]
     wrong = [p for p in found if p.suffix not in SUFFIXES]
-    if wrong:
+    if wrong and not os.path.exists(source):
         raise UserError(f"Cannot read {wrong[0]}: a corpus is made of {' '.join(SUFFIXES)} files.")
     special = [p for p in found if not p.is_file()]
     if special:
@@ -173,7 +176,7 @@ def _from_files(name: str, license: str, files: list[Path], column: str, split: 
 
 
 def _read(path: Path, column: str, split: str | None) -> Iterator[str]:
-    """One document per text file (or per part of it), per line of .jsonl, per entry of .parquet; empty ones are left
+    """One document per file of text in UTF-8 (or per part of it), per line of .jsonl, per entry of .parquet; empty ones are left
     out.
     """
     if path.suffix == ".jsonl":
@@ -181,7 +184,7 @@ def _read(path: Path, column: str, split: str | None) -> Iterator[str]:
     elif path.suffix == ".parquet":
         texts = _parquet_texts(path, column)
     else:
-        whole = read_bytes(path).decode("utf-8", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+        whole = read_text(path).replace("\r\n", "\n").replace("\r", "\n")
         texts = iter(re.split(split, whole) if split else [whole])
     for text in texts:
         if text and text.strip():

@@ -126,9 +126,13 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, *, quiet: bool = Fal
         found = _prepare(config, tokenizer, corpus, True, quiet)  # documents enough, but too short
     for split, rows in (("training", found.train), ("test", found.test)):
         if len(rows) == 0:
+            assert isinstance(rows, Rows)
+            has = len(rows.tokens.stream)
+            if has == 0 and next(corpus.documents(0), None) is None:
+                raise UserError(f"There is no text in {config.source}.")
             raise UserError(
-                f"The {split} set of {config.source} is smaller than one row of {config.length} tokens: give more text, a smaller "
-                "data.length, or another data.test_fraction."
+                f"The {split} set of {config.source} has {has:,} tokens, and is smaller than one row of {config.length} tokens: give more "
+                "text (of a short one a tenth is for testing), a smaller data.length, or another data.test_fraction."
             )
     return mask(found, config) if config.masked else found
 

@@ -208,6 +208,16 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = script
 
 
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Ctrl-C waits: it would reach the server, too, while that still imports, and end it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class _Worker:
     """``softmax-rnn train`` in a process that does not see the terminal's Ctrl-C; its output goes to a log."""
 
@@ -222,7 +232,7 @@ class _Worker:
             self.log.write_bytes(b"")
         SERVER.set_forkserver_preload(IMPORTED)
         self.process = SERVER.Process(target=_train, args=(str(file), str(self.log), self._environment()))
-        with _without_main():
+        with _without_main(), _without_interrupts():
             self.process.start()
 
     def _environment(self) -> dict[str, str]:
@@ -270,6 +280,7 @@ def _train(file: str, log: str, environment: dict[str, str]) -> None:
     from ..cli import main
 
     os.setsid()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.environ.clear()
     os.environ.update(environment)
     for stream, path, flags in ((0, os.devnull, os.O_RDONLY), (1, log, os.O_WRONLY), (2, log, os.O_WRONLY)):

@@ -303,7 +303,9 @@ def _session(
         how = f"Stopped at step {trainer.state.global_step} of {t.steps} and saved. To continue: {command_line()}"
         return Outcome("stopped", folder, how, stop.asked)
     recorder.write({"event": "done"})
-    return Outcome("done", folder, f"{folder} is done: {t.steps} steps, {recorder.progress.tokens:,} tokens.")
+    epochs = t.steps * t.batch / len(data.train)
+    again = f", {epochs:.1f} times the text" if epochs > 1.5 and not config.data.source.startswith("task:") else ""
+    return Outcome("done", folder, f"{folder} is done: {t.steps} steps, {recorder.progress.tokens:,} tokens{again}.")
 
 
 def _last_good(saved: list[Path]) -> str:

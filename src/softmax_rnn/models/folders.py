@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -258,12 +259,25 @@ def card(
     rows += [("vocabulary", f"{config.vocab_size:,} tokens")]
     rows += [("parameters", f"{parameters:,}")] if parameters is not None else []
     rows += [(key, str(value)) for key, value in (facts or {}).items()]
+    if own := _own_modules(m.to_dict() for m in distinct):
+        rows += [("needs", f"{own}: code of its author beside softmax-rnn, to be passed on with this folder")]
     auto = next((k for k, v in AUTO_MAP.items() if v.endswith(f".{architecture}")), "AutoModel")
     return CARD.format(
         name=name,
         auto=auto,
         table="\n".join(f"| {key} | {value} |" for key, value in rows),
     )
+
+
+def _own_modules(values: Iterable[Any]) -> str:
+    """The Python modules, not ours, that the parts of a mechanism come from."""
+    found: list[str] = []
+    for value in values:
+        if isinstance(value, dict):
+            kind = str(value.get("type", "")).rpartition(".")[0]
+            inner = _own_modules(value.values())
+            found += [f"the module `{kind}`"] * bool(kind) + [inner] * bool(inner)
+    return ", ".join(dict.fromkeys(found))
 
 
 def patched_card(config: Any, architecture: str, parameters: int, name: str, facts: dict[str, Any]) -> str:

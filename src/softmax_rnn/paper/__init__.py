@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import os
 import shlex
 import shutil
@@ -37,7 +38,8 @@ MEGABYTES = 2  # of disk for the text of a run; a checkpoint has 12 bytes for ea
 A100_FLOPS = 312e12  # dense bfloat16, NVIDIA's data sheet
 UTILISATION = 0.4
 GPUS: dict[str, int] = {"base": 2, "large": 4, "long": 6}  # as in appendix D
-CORE_FLOPS = 40e9  # of one CPU core in training these small models, start-up included
+CORE_FLOPS = 40e9  # of one idle CPU core in training these small models in float32
+START = 6.0  # seconds of a core before a run begins to train
 
 
 def read_options(argv: list[str]) -> argparse.Namespace:
@@ -225,7 +227,10 @@ def _totals(costs: list[Work], chosen: Scale) -> str:
         time = f"about {hours:,.0f} GPU hours (A100 at 40% of its peak)"
     else:
         cores = os.cpu_count() or 1
-        time = f"about {flops / CORE_FLOPS / 60 / cores:,.0f} minutes on {cores} cores"
+        minutes = math.ceil((flops / CORE_FLOPS + START * len(costs)) / 60 / cores)
+        half = chosen.recipe("base").train.precision == "bf16"
+        less = ", half of it or less where the processor computes in bfloat16" if half else ""
+        time = f"about {minutes:,} minutes on {cores} idle core{'s' if cores > 1 else ''}{less}"
     return f"left: at most {tokens:,} tokens, {flops:.1e} FLOPs, {time}."
 
 

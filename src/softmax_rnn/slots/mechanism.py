@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import MechanismError, MechanismWarning
 from . import Input, Slot, build, from_dict, to_dict
 from .denominators import NORMS, Denominator, Norm
-from .kernels import Kernel, Near
+from .kernels import Kernel, Near, Taylor
 
 GATES = ("before_norm", "after_norm")
 DECAYS = {"head": "Hkv", "token": "B Hkv Tk", "channel": "B Hkv Tk D"}
@@ -88,11 +88,16 @@ class Mechanism:
         self._check_update()
         self._check_cancelling()
 
+    def _normed_name(self) -> str:
+        """What a series under a norm is called."""
+        order = self.kernel.orders[-1] if isinstance(self.kernel, Taylor) else None
+        return "" if order is None else f" (taylor{order}_norm)"
+
     def _check_signs(self) -> None:
         if self.kernel.signed and self.denominator.needs_sum and not self.allow_signed:
             raise MechanismError(
                 f"The weights of {self.kernel.text()} can be negative, so their sum can be 0 and the quotient anything: "
-                "take an even order, or a vector norm with Unnormalised(), or say allow_signed=True."
+                f"take an even order, or a vector norm with Unnormalised(){self._normed_name()}, or say allow_signed=True."
             )
 
     def _check_update(self) -> None:
