@@ -70,8 +70,7 @@ def test_a_card_names_the_modules_of_others(monkeypatch):
         def text(self):
             return "1 + x^2"
 
-    monkeypatch.setattr(Squared, "__module__", "my_kernels")
-    monkeypatch.setattr(Squared, "__qualname__", "Squared")
+    Squared.__module__, Squared.__qualname__ = "my_kernels", "Squared"
     config = sr.SoftmaxRnnConfig(vocab_size=100, num_hidden_layers=1)
     monkeypatch.setattr(config, "layer_mechanisms", lambda: [sr.Mechanism(Squared(), sr.Sum())])
     assert "the module `my_kernels`" in card(config)

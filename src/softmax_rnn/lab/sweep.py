@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -211,6 +212,7 @@ def _without_main() -> Iterator[None]:
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
     """Ctrl-C waits: it would reach the server, too, while that still imports, and end it."""
+    resource_tracker.ensure_running()  # which unblocks what it blocked, so it must not start in here
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
