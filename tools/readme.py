@@ -225,11 +225,11 @@ def measurements() -> str:
 
 
 COUNTED = {
-    "holds": "hold",
-    "does not hold": "do not hold",
-    "inconclusive": "are inconclusive",
-    "not testable here": "cannot be tested here",
-    "not run": "have not been run",
+    "holds": ("holds", "hold"),
+    "does not hold": ("does not hold", "do not hold"),
+    "inconclusive": ("is inconclusive", "are inconclusive"),
+    "not testable here": ("cannot be tested here", "cannot be tested here"),
+    "not run": ("has not been run", "have not been run"),
 }
 
 
@@ -273,7 +273,8 @@ def headline() -> str:
 def counted(claims: list[dict]) -> str:
     """35 claims, 19 hold, ..."""
     verdicts = [claim["verdict"] for claim in claims]
-    words = (f"{verdicts.count(verdict)} {said}" for verdict, said in COUNTED.items() if verdict in verdicts)
+    many = {verdict: verdicts.count(verdict) for verdict in COUNTED if verdict in verdicts}
+    words = (f"{count} {COUNTED[verdict][count > 1]}" for verdict, count in many.items())
     return f"{len(claims)} claims, {', '.join(words)}"
 
 
