@@ -132,7 +132,7 @@ def test_command_can_patch(small, tmp_path, capsys):
     [
         (["no/such/place", "--prompt", "a"], "does not exist"),
         (["MODEL", "--max-new-tokens", "0"], "must be a whole number from 1"),
-        (["MODEL", "--temperature", "-1"], "must be a number from 0.01 to 100"),
+        (["MODEL", "--temperature", "-1"], "must be 0, or a number from 0.01 to 100"),
     ],
 )
 def test_command_with_wrong_input(saved, capsys, options, says):
