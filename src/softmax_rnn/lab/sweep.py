@@ -20,12 +20,13 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -209,15 +210,16 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = script
 
 
-@contextlib.contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Ctrl-C waits: it would reach the server, too, while that still imports, and end it."""
-    resource_tracker.ensure_running()  # which unblocks what it blocked, so it must not start in here
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _start_server() -> None:
+    """The server is deaf to Ctrl-C from its first instruction on: while it still imports, that would end it, and us with a traceback."""
+    SERVER.set_forkserver_preload(IMPORTED)
+    if threading.current_thread() is not threading.main_thread():  # nobody's terminal
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which a new process inherits
     try:
-        yield
+        forkserver.ensure_running()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, before)
 
 
 class _Worker:
@@ -232,9 +234,9 @@ class _Worker:
             place.mkdir(parents=True, exist_ok=True)
             file.write_text(to_yaml(replace(run, run=replace(run.run, threads=threads))))
             self.log.write_bytes(b"")
-        SERVER.set_forkserver_preload(IMPORTED)
+        _start_server()
         self.process = SERVER.Process(target=_train, args=(str(file), str(self.log), self._environment()))
-        with _without_main(), _without_interrupts():
+        with _without_main():
             self.process.start()
 
     def _environment(self) -> dict[str, str]:
@@ -282,7 +284,6 @@ def _train(file: str, log: str, environment: dict[str, str]) -> None:
     from ..cli import main
 
     os.setsid()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.environ.clear()
     os.environ.update(environment)
     for stream, path, flags in ((0, os.devnull, os.O_RDONLY), (1, log, os.O_WRONLY), (2, log, os.O_WRONLY)):
