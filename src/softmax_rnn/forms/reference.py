@@ -222,13 +222,13 @@ def relative(beta: Tensor, k: Tensor, kernel: Kernel, scale: float) -> Tensor:
     """beta / kappa_ss of the newest keys (B, Hkv, T), in float32 at least; for exp beta itself.
 
     Where kappa_ss is 0, or so small that the quotient leaves no room in the dtype (below 1e-31 in float32), nothing is written. It is
-    computed in float64, where its gradient, beta / kappa_ss^2 times a slope as small, stays in range.
+    computed in float64 from the length of the key, so that its gradient, beta / kappa_ss^2 times a slope as small, stays in range.
     """
     wide = torch.promote_types(k.dtype, torch.float32)
     if kernel.exponential:
         return beta.to(wide)
-    k = k[:, :, k.shape[2] - beta.shape[2] :].double()
-    kappa = weight(own_scores(k, kernel, scale), kernel.coefficients or (), kernel.limit)
+    length = torch.linalg.vector_norm(k[:, :, k.shape[2] - beta.shape[2] :].to(wide), dim=-1).double()
+    kappa = weight(scale * length * length, kernel.coefficients or (), kernel.limit)
     some = kappa >= torch.finfo(wide).tiny / torch.finfo(wide).eps
     quotient = beta.double() / kappa.where(some, torch.ones_like(kappa))
     return quotient.where(some, torch.zeros_like(kappa)).to(wide)
