@@ -286,7 +286,7 @@ def twenty_times() -> str:
     if not (ROOT / "results/night/summary.json").exists():
         return ""
     ends = ", ".join(f"{curve['label']} {curve['final_test']['mean']:.3f}" for curve in ended(summary("night")))
-    about = "A model twenty times as large was trained once, which decides nothing. Its final losses:"
+    about = "In a model twenty times as large, trained with one seed, which decides nothing, the final losses are"
     return f" {about} {ends} ([curves](docs/paper.md#a-model-twenty-times-as-large))."
 
 
@@ -422,9 +422,8 @@ def lag() -> str:
     return "\n".join(lines)
 
 
-Finals = dict[
-    tuple[str, str, str], float
-]  # (mechanism, setting, seed) -> final test loss; infinite where a run diverged
+# (mechanism, setting, seed) -> final test loss; infinite where a run diverged
+Finals = dict[tuple[str, str, str], float]
 
 
 def spread(losses: Finals, mechanism: str | None, setting: str) -> str:
